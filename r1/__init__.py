@@ -1,0 +1,1 @@
+"""r1: reinforcement learning for language and vision-language models, one program under torchrun."""

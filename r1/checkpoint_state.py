@@ -1,0 +1,146 @@
+"""What a checkpoint holds, by name: model and optimizer tensors as shards, the schedule, and a rank's RNG."""
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+_log = logging.getLogger(__name__)
+_GROUP_STATE = ("setup", "step", "kahan_sum")  # what torch-optimi (0.3.3) keeps in a group, not beside a parameter
+
+
+def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, each once: of tied ones the first name."""
+    # state_dict and not named_parameters: it first reshards what FSDP2 left gathered after a forward pass.
+    named, seen = {}, set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            named[name] = tensor
+    return named
+
+
+def model_values(model: nn.Module) -> dict[str, Any]:
+    """{"model.<name>": tensor}, the model's own memory: loading into them loads the model."""
+    return {f"model.{name}": tensor.detach() for name, tensor in _named_tensors(model).items()}
+
+
+def optimizer_values(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """{"optimizer.<parameter>.<state>": value} of every parameter that has states yet."""
+    names = {id(tensor): name for name, tensor in _named_tensors(model).items()}
+    values = {}
+    for parameter, state in optimizer.state.items():
+        name = names.get(id(parameter))
+        assert name is not None, f"the optimizer trains a parameter of shape {tuple(parameter.shape)} outside the model"
+        values |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
+    return values
+
+
+def empty_optimizer_values(model: nn.Module, optimizer: Optimizer, there: dict[str, Any]) -> dict[str, Any]:
+    """Room for every optimizer value in the checkpoint that belongs to a parameter this optimizer trains.
+
+    Args:
+        there: the checkpoint's metadata, by name.
+    """
+    trained = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    parameters = {name: tensor for name, tensor in _named_tensors(model).items() if id(tensor) in trained}
+    values = {}
+    for full_name, entry in there.items():
+        name, _, _ = full_name.removeprefix("optimizer.").rpartition(".")
+        if not full_name.startswith("optimizer.") or name not in parameters:
+            continue
+        parameter = parameters[name]
+        if not isinstance(entry, TensorStorageMetadata):
+            values[full_name] = None
+        elif entry.size == parameter.shape:
+            values[full_name] = torch.zeros_like(parameter.detach(), dtype=entry.properties.dtype)
+        else:
+            # A step count. torch's fused and capturable optimizers want it beside the parameter, the others on CPU.
+            group = trained[id(parameter)]
+            beside = group.get("fused") or group.get("capturable")
+            device = parameter.device if beside else torch.device("cpu")
+            values[full_name] = torch.zeros(entry.size, dtype=entry.properties.dtype, device=device)
+    return values
+
+
+def set_optimizer_values(model: nn.Module, optimizer: Optimizer, values: dict[str, Any]) -> None:
+    """Replace the optimizer's states by those of values; the other parameters have none, as before a first step."""
+    parameters = _named_tensors(model)
+    optimizer.state.clear()
+    for full_name, value in values.items():
+        if full_name.startswith("optimizer."):
+            name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
+            optimizer.state[parameters[name]][key] = value
+
+
+def group_state(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What an optimizer remembers for each group as a whole; its settings come from the config."""
+    return [{key: group[key] for key in _GROUP_STATE if key in group} for group in optimizer.param_groups]
+
+
+def set_group_state(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:
+    """Put group_state's values back."""
+    for group, state in zip(optimizer.param_groups, saved, strict=True):
+        group.update(state)
+
+
+def check_names(path: Path, values: dict[str, Any], there: dict[str, Any]) -> None:
+    """Raise ValueError unless the checkpoint has exactly the model's tensors, in their shapes."""
+    saved = {name for name in there if name.startswith("model.")}
+    problems = [f"{name} is not in the checkpoint" for name in values if name not in saved]
+    problems += [f"{name} is not in the model" for name in sorted(saved - values.keys())]
+    problems += [
+        f"{name} is {list(there[name].size)} in the checkpoint and {list(value.shape)} in the model"
+        for name, value in values.items()
+        if name in saved and there[name].size != value.shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ValueError(
+            f"{path} is of another model: {'; '.join(p.removeprefix('model.') for p in problems[:3])}{more}; "
+            "resume with the model.path and model.override_config that it was trained with"
+        )
+
+
+def load_schedule(optimizer: Optimizer, scheduler: LRScheduler, saved: dict[str, Any]) -> None:
+    """Go on at the saved place of the schedule; where the config's optim.lr has changed, the new one is used."""
+    bases = list(scheduler.base_lrs)
+    scheduler.load_state_dict(saved)
+    scheduler.base_lrs = bases
+    rates = [
+        rate if base == old else rate * base / old
+        for rate, base, old in zip(saved["_last_lr"], bases, saved["base_lrs"], strict=True)
+    ]
+    if bases != saved["base_lrs"]:
+        _log.warning("optim.lr is %s now and was %s in the checkpoint; the new one is used", bases, saved["base_lrs"])
+    scheduler._last_lr = rates
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def rng_state() -> dict[str, Any]:
+    """This rank's random number generators, as values that torch.load reads with weights_only."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "torch": torch.get_rng_state(),
+    }
+    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put rng_state's generators back; one saved on a CPU leaves a GPU's alone."""
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

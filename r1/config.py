@@ -1,0 +1,206 @@
+"""The config of a run: sections, rules across them, and how a config file and the command line become one.
+
+A config file is Python: `config = Config(...)`. Rules of one section are checked in r1/sections.py, rules across
+sections in `Config`, rules that need the number of ranks in `Config.check_world_size`; all before a model loads.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from r1.sections import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    RewardConfig,
+    RolloutConfig,
+    TrainerConfig,
+    UpdateConfig,
+    ValSamplingConfig,
+    require,
+)
+
+__all__ = [
+    "Config",
+    "load_config",
+    "config_to_json",
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "DataConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "ParallelConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "TrainerConfig",
+    "UpdateConfig",
+    "ValSamplingConfig",
+]
+
+
+def _multiples_near(total: int, size: int) -> str:
+    """The multiples of `size` on both sides of `total`, for a message: '126 or 132'."""
+    below, above = total // size * size, (total // size + 1) * size
+    return f"{below} or {above}" if below else str(above)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+
+    def __post_init__(self) -> None:
+        prompts, minibatch = self.data.rollout_batch_size, self.update.global_batch_size
+        require(
+            minibatch <= prompts and prompts % minibatch == 0,
+            f"data.rollout_batch_size={prompts} prompts do not divide into optimizer steps of "
+            f"update.global_batch_size={minibatch}; set it to {math.gcd(prompts, minibatch)} or {prompts}, "
+            f"or rollout_batch_size to {_multiples_near(prompts, minibatch)}",
+        )
+        need = self.data.max_prompt_length + self.data.max_response_length
+        require(
+            self.rollout.max_model_len is None or self.rollout.max_model_len >= need,
+            f"rollout.max_model_len={self.rollout.max_model_len} is below data.max_prompt_length + "
+            f"data.max_response_length = {need}; raise it to {need} or leave it None",
+        )
+        require(
+            self.update.max_tokens_per_microbatch >= need,
+            f"update.max_tokens_per_microbatch={self.update.max_tokens_per_microbatch} cannot hold one prompt and "
+            f"response of data.max_prompt_length + data.max_response_length = {need} tokens; raise it to {need}",
+        )
+        require(
+            self.algorithm.advantage != "grpo" or self.rollout.n >= 2,
+            f"rollout.n={self.rollout.n} gives every response an advantage of 0 under algorithm.advantage='grpo'; "
+            "use at least 2",
+        )
+
+    @property
+    def run_dir(self) -> str:
+        return f"{self.trainer.output_dir}/{self.trainer.experiment_name}"
+
+    @property
+    def engine_dtype(self) -> str:
+        if self.rollout.dtype != "auto":
+            return self.rollout.dtype
+        return "float32" if self.model.precision == "float32" else "bfloat16"
+
+    @property
+    def max_model_len(self) -> int:
+        return self.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+
+    def steps_per_epoch(self, num_rows: int) -> int:
+        """Whole batches in num_rows rows; ValueError when there is not even one."""
+        batch = self.data.rollout_batch_size
+        require(
+            num_rows >= batch,
+            f"the training set has {num_rows} rows after filtering, fewer than data.rollout_batch_size={batch}; "
+            f"lower it to {num_rows} or less",
+        )
+        return num_rows // batch
+
+    def num_steps(self, num_rows: int) -> int:
+        return self.trainer.max_steps or self.steps_per_epoch(num_rows) * self.trainer.total_epochs
+
+    def check_world_size(self, world_size: int, local_world_size: int) -> None:
+        """Raise ValueError unless the batches and engines divide over the ranks; the message names sizes that do."""
+        tp, engines = self.rollout.tensor_parallel_size, world_size // self.rollout.tensor_parallel_size
+        fits = [d for d in range(1, local_world_size + 1) if world_size % d == 0 and local_world_size % d == 0]
+        require(
+            tp in fits,
+            f"rollout.tensor_parallel_size={tp} does not divide {local_world_size} ranks a node "
+            f"({world_size} in all); use one of {fits}",
+        )
+        for name, size in (
+            ("data.rollout_batch_size", self.data.rollout_batch_size),
+            ("update.global_batch_size", self.update.global_batch_size),
+        ):
+            unit = engines if name.startswith("data") else 1
+            require(
+                size % unit == 0,
+                f"{name}={size} prompts do not divide over {engines} engines ({world_size} ranks, "
+                f"tensor_parallel_size={tp}); use {_multiples_near(size, unit)}",
+            )
+            responses = size * self.rollout.n
+            require(
+                responses >= world_size,
+                f"{name}={size} x rollout.n={self.rollout.n} = {responses} responses are fewer than {world_size} ranks; "
+                f"use at least {math.ceil(world_size / self.rollout.n)}",
+            )
+        fsdp = self.parallel.fsdp_size
+        require(
+            fsdp == -1 or (fsdp >= 1 and world_size % fsdp == 0),
+            f"parallel.fsdp_size={fsdp} does not divide {world_size} ranks; "
+            f"use -1 or one of {[d for d in range(1, world_size + 1) if world_size % d == 0]}",
+        )
+
+
+def load_config(path: str, overrides: Sequence[str] = (), *, quiet: bool = False) -> Config:
+    """Run a config file and apply command-line overrides by dotted path (`--rollout.n 8`).
+
+    Args:
+        path: a Python file that defines `config = Config(...)`.
+        overrides: command-line words; an unknown option ends the program and names the nearest.
+        quiet: print nothing when ending; for ranks other than 0.
+
+    Raises:
+        ValueError: the file is missing, defines no config, sets an unknown field, or breaks a rule.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"--config {path}: no such file; see configs/ for examples")
+    sys.path.insert(0, str(Path(path).resolve().parent))  # a config file may import its neighbour
+    try:
+        config = runpy.run_path(path).get("config")
+    except TypeError as error:
+        raise ValueError(f"{path}: {_explain_keyword(error)}") from error
+    finally:
+        sys.path.pop(0)
+    if not isinstance(config, Config):
+        raise ValueError(f"{path} must define `config = Config(...)`, found {type(config).__name__}")
+    if not overrides:
+        return config
+    return tyro.cli(
+        Config,
+        args=list(overrides),
+        default=config,
+        prog=f"python -m r1.train --config {path}",
+        description="Settings of the run; each may be overridden by its dotted path.",
+        config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
+        console_outputs=not quiet,
+    )
+
+
+def _explain_keyword(error: TypeError) -> str:
+    """Name the nearest field when a dataclass got an unknown keyword; other errors as they are."""
+    found = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    section = globals().get(found[1]) if found else None
+    if found is None or section is None or not dataclasses.is_dataclass(section):
+        return str(error)
+    known = [f.name for f in dataclasses.fields(section)]
+    near = difflib.get_close_matches(found[2], known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"its fields are {', '.join(known)}"
+    return f"{found[1]} has no field {found[2]!r}; {hint}"
+
+
+def config_to_json(config: Config) -> str:
+    """The resolved config, for config.json in the run folder."""
+    return json.dumps(dataclasses.asdict(config), indent=2)

@@ -1,0 +1,113 @@
+"""Process groups, the device mesh, seeds and collectives: everything a rank needs to know about the others."""
+
+import datetime
+import os
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from r1.config import ParallelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Where this process stands. Engines are numbered along the ranks: ranks [0, tp) share engine 0, and so on."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    tensor_parallel_size: int
+    device: torch.device
+    mesh: DeviceMesh  # "shard", or "replicate" x "shard"
+
+    @property
+    def engine(self) -> int:
+        return self.rank // self.tensor_parallel_size
+
+    @property
+    def num_engines(self) -> int:
+        return self.world_size // self.tensor_parallel_size
+
+    @property
+    def speaks_for_engine(self) -> bool:
+        """Whether this rank hands on the engine's outputs; the others of its tensor-parallel group hold copies."""
+        return self.rank % self.tensor_parallel_size == 0
+
+    def engine_share(self, num_prompts: int) -> slice:
+        """This engine's consecutive share of num_prompts; sizes differ by at most one."""
+        low, high = (num_prompts * i // self.num_engines for i in (self.engine, self.engine + 1))
+        return slice(low, high)
+
+
+def world_from_env() -> tuple[int, int]:
+    """(world size, ranks a node) that torchrun or srun set; (1, 1) outside of them.
+
+    R1_WORLD_SIZE and R1_LOCAL_WORLD_SIZE stand in for a cluster in --dry-run.
+    """
+    world = int(os.environ.get("R1_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("R1_LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or min(world, 8))
+    return world, local
+
+
+def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
+    """Join the process group (gloo for CPU tensors, NCCL for CUDA tensors) and lay out the mesh."""
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=config.timeout_s),
+        device_id=device if on_gpu else None,
+    )
+    shard = world_size if config.fsdp_size == -1 else config.fsdp_size
+    if shard == world_size:
+        mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    else:
+        mesh = init_device_mesh(device.type, (world_size // shard, shard), mesh_dim_names=("replicate", "shard"))
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        tensor_parallel_size=tensor_parallel_size,
+        device=device,
+        mesh=mesh,
+    )
+
+
+def seed_everything(seed: int, *, deterministic: bool) -> None:
+    """Seed Python, NumPy and torch alike on every rank; what must differ by rank derives its own seed."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Every rank's value, in rank order, on every rank (pickled over gloo; for small things)."""
+    out: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(out, value)
+    return out
+
+
+def sum_over_ranks(values: dict[str, float]) -> dict[str, float]:
+    """Key by key sum over ranks in float64; every rank must hold the same keys."""
+    names = sorted(values)
+    total = torch.tensor([values[name] for name in names], dtype=torch.float64)
+    dist.all_reduce(total)
+    return dict(zip(names, total.tolist(), strict=True))

@@ -1,0 +1,163 @@
+"""Attention over packed groups, where responses share their prompt's keys: SDPA with a mask, or varlen kernels.
+
+Registered with transformers under the names below; `packing` reaches it as a keyword argument of the model's forward.
+"""
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+# "flash" in a vision implementation's name makes transformers pass all of a picture's windows in one call.
+PACKED, VISION = "r1_packed", "r1_flash_vision"
+
+
+@dataclass(slots=True)
+class Packing:
+    """Which packed token attends to which. Sequences are, group by group, the prompt and then each response.
+
+    Queries are the packed tokens in order. The keys of a sequence are its prompt's followed by its own, gathered by
+    kv_index; attention is causal, aligned at the end.
+    """
+
+    cu_seqlens_q: Tensor  # [S + 1] int32
+    cu_seqlens_k: Tensor  # [S + 1] int32
+    max_seqlen_q: int
+    max_seqlen_k: int
+    kv_index: Tensor  # [K] int64, packed positions
+    mask: Tensor | None  # [T, T] bool, for SDPA; None where a varlen kernel runs
+
+    @staticmethod
+    def from_groups(groups: list[tuple[int, list[int]]], *, with_mask: bool) -> "Packing":
+        """From (prompt tokens, tokens of each response) of each group, in packed order."""
+        lengths_q, keys = [], []
+        start = 0
+        for prompt_length, response_lengths in groups:
+            prompt = torch.arange(start, start + prompt_length)
+            lengths_q.append(prompt_length)
+            keys.append(prompt)
+            start += prompt_length
+            for length in response_lengths:
+                lengths_q.append(length)
+                keys.append(torch.cat([prompt, torch.arange(start, start + length)]))
+                start += length
+        lengths_k = [len(k) for k in keys]
+        mask = None
+        if with_mask:
+            mask = torch.zeros(start, start, dtype=torch.bool)
+            first = 0
+            for length, key in zip(lengths_q, keys, strict=True):
+                causal = torch.ones(length, len(key), dtype=torch.bool).tril(len(key) - length)
+                mask[first : first + length, key] = causal
+                first += length
+        return Packing(
+            cu_seqlens_q=_cumulative(lengths_q),
+            cu_seqlens_k=_cumulative(lengths_k),
+            max_seqlen_q=max(lengths_q),
+            max_seqlen_k=max(lengths_k),
+            kv_index=torch.cat(keys),
+            mask=mask,
+        )
+
+    def to(self, device: torch.device) -> "Packing":
+        return Packing(
+            cu_seqlens_q=self.cu_seqlens_q.to(device),
+            cu_seqlens_k=self.cu_seqlens_k.to(device),
+            max_seqlen_q=self.max_seqlen_q,
+            max_seqlen_k=self.max_seqlen_k,
+            kv_index=self.kv_index.to(device),
+            mask=None if self.mask is None else self.mask.to(device),
+        )
+
+
+def _cumulative(lengths: list[int]) -> Tensor:
+    # int32: flash-attn refuses an int64 cu_seqlens
+    return F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32)
+
+
+def choose_backend(name: str, device: torch.device) -> str:
+    """Resolve config.model.attention to flash_attn, varlen or sdpa; ValueError if what was asked for cannot run."""
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    has_varlen = importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    if name == "auto":
+        if device.type != "cuda":
+            return "sdpa"
+        return "flash_attn" if has_flash else "varlen" if has_varlen else "sdpa"
+    if name == "flash_attn" and not has_flash:
+        raise ValueError("model.attention='flash_attn' but flash-attn is not installed; use 'auto' or install it")
+    if name != "sdpa" and device.type != "cuda":
+        raise ValueError(f"model.attention={name!r} needs a CUDA device; use 'auto' or 'sdpa'")
+    return name
+
+
+def _repeat_kv(x: Tensor, heads: int) -> Tensor:
+    """[.., kv_heads, D] -> [.., heads, D] at axis -2."""
+    return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], dim=-2)
+
+
+def _varlen(backend: str) -> Callable[..., Tensor]:
+    """fn(q [T, H, D], k, v, cu_q, cu_k, max_q, max_k, scale, causal) -> [T, H, D]."""
+    if backend == "flash_attn":
+        from flash_attn import flash_attn_varlen_func
+
+        def flash(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
+                  scale: float | None, causal: bool) -> Tensor:  # fmt: skip
+            return flash_attn_varlen_func(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, causal=causal)
+
+        return flash
+    from torch.nn.attention.varlen import varlen_attn
+
+    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
+
+    def torch_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
+                     scale: float | None, causal: bool) -> Tensor:  # fmt: skip
+        extra: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+        if not grouped:
+            k, v = _repeat_kv(k, q.shape[1]), _repeat_kv(v, q.shape[1])
+        window = (-1, 0) if causal else (-1, -1)
+        return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window, **extra)
+
+    return torch_varlen
+
+
+def register(backend: str) -> None:
+    """Make the two attention functions known to transformers, for this process, on the chosen backend."""
+    varlen = None if backend == "sdpa" else _varlen(backend)
+
+    def packed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+               packing: Packing, scaling: float | None = None, **_: Any) -> tuple[Tensor, None]:  # fmt: skip
+        """query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
+        if varlen is None:
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=packing.mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            )
+            return out.transpose(1, 2), None
+        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
+        k, v = k[packing.kv_index], v[packing.kv_index]
+        out = varlen(q.contiguous(), k, v, packing.cu_seqlens_q, packing.cu_seqlens_k,
+                     packing.max_seqlen_q, packing.max_seqlen_k, scaling, True)  # fmt: skip
+        return out[None], None
+
+    def vision(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+               cu_seq_lens_q: Tensor, max_length_q: Any, scaling: float | None = None,
+               **_: Any) -> tuple[Tensor, None]:  # fmt: skip
+        """Each picture, or each of its windows, attends to itself; shapes as in `packed`."""
+        assert varlen is not None, "vision varlen attention registered without a kernel"
+        q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+        longest, cu_seqlens = int(max_length_q), cu_seq_lens_q.to(torch.int32)
+        return varlen(q, k, v, cu_seqlens, cu_seqlens, longest, longest, scaling, False)[None], None
+
+    def no_mask(*_: Any, **__: Any) -> None:
+        """The packing is the mask."""
+
+    AttentionInterface.register(PACKED, packed)
+    AttentionMaskInterface.register(PACKED, no_mask)
+    if varlen is not None:
+        AttentionInterface.register(VISION, vision)

@@ -1,0 +1,120 @@
+"""Who trains on what: groups to ranks at equal token cost, then to the fewest microbatches that fit, as pure functions.
+
+Every rank holds every rollout's lengths, so every rank computes the whole plan and takes its own part of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from r1.types import Rollout
+
+
+@dataclass(kw_only=True, slots=True)
+class Piece:
+    """Rollouts of one group that are packed together behind one copy of their prompt."""
+
+    rollouts: list[Rollout]
+    masked: bool = False  # only keeps this rank in step with the others; trains on nothing
+
+    @property
+    def tokens(self) -> int:
+        """Packed tokens: the prompt once, and each response but its last token, which predicts nothing."""
+        return len(self.rollouts[0].prompt_ids) + sum(len(r.response_ids) - 1 for r in self.rollouts)
+
+    def halves(self) -> tuple["Piece", "Piece"]:
+        """Two pieces of about equal tokens; the prompt is then computed twice."""
+        order = sorted(self.rollouts, key=lambda r: (-len(r.response_ids), r.sample))
+        return (Piece(rollouts=sorted(order[::2], key=lambda r: r.sample)),
+                Piece(rollouts=sorted(order[1::2], key=lambda r: r.sample)))  # fmt: skip
+
+
+def split_to(pieces: Sequence[Piece], limit: float) -> list[Piece]:
+    """Halve pieces until each has at most limit tokens or one rollout."""
+    done, queue = [], list(pieces)
+    while queue:
+        piece = queue.pop(0)
+        if piece.tokens > limit and len(piece.rollouts) > 1:
+            queue[:0] = piece.halves()
+        else:
+            done.append(piece)
+    return done
+
+
+def assign(pieces: Sequence[Piece], homes: Sequence[int], num_ranks: int) -> list[list[Piece]]:
+    """Pieces of each rank, with the heaviest rank within 3% of the mean where the sizes allow.
+
+    A piece starts on its home, the rank that sampled it and holds its prompt's pictures, and moves only to even out
+    the load: from the heaviest rank to the lightest, each time the piece that levels the two best.
+    """
+    ranks: list[list[Piece]] = [[] for _ in range(num_ranks)]
+    for piece, home in zip(pieces, homes, strict=True):
+        ranks[home].append(piece)
+    loads = [sum(p.tokens for p in rank) for rank in ranks]
+    target = 1.03 * sum(loads) / num_ranks
+    while max(loads) > target:
+        heavy, light = loads.index(max(loads)), loads.index(min(loads))
+        gap = loads[heavy] - loads[light]
+        movable = [i for i, p in enumerate(ranks[heavy]) if p.tokens < gap]  # others would not lower the maximum
+        if not movable:
+            break
+        piece = ranks[heavy].pop(min(movable, key=lambda i: (abs(gap - 2 * ranks[heavy][i].tokens), i)))
+        ranks[light].append(piece)
+        loads[heavy] -= piece.tokens
+        loads[light] += piece.tokens
+    return ranks
+
+
+def first_fit(pieces: Sequence[Piece], max_tokens: int) -> list[list[Piece]]:
+    """Microbatches of at most max_tokens, by first-fit decreasing; a single rollout above it stands alone."""
+    bins: list[list[Piece]] = []
+    free: list[int] = []
+    for piece in sorted(split_to(pieces, max_tokens), key=lambda p: (-p.tokens, p.rollouts[0].group)):
+        slot = next((i for i, room in enumerate(free) if piece.tokens <= room), None)
+        if slot is None:
+            bins.append([])
+            free.append(max_tokens)
+            slot = len(bins) - 1
+        bins[slot].append(piece)
+        free[slot] -= piece.tokens
+    return bins
+
+
+def level(bins: list[list[Piece]], count: int, spare: Rollout) -> list[list[Piece]]:
+    """Exactly count microbatches, by splitting the largest; a masked copy of spare where nothing is left to split."""
+    bins = list(bins)
+    while len(bins) < count:
+        largest = max(range(len(bins)), key=lambda i: sum(p.tokens for p in bins[i]), default=None)
+        if largest is None or (len(bins[largest]) == 1 and len(bins[largest][0].rollouts) == 1):
+            bins.append([Piece(rollouts=[spare], masked=True)])
+        elif len(bins[largest]) == 1:
+            one, two = bins[largest][0].halves()
+            bins[largest : largest + 1] = [[one], [two]]
+        else:
+            bins[largest : largest + 1] = [bins[largest][::2], bins[largest][1::2]]
+    return bins
+
+
+def plan_minibatch(
+    rollouts: Sequence[Rollout], homes: Sequence[int], num_ranks: int, max_tokens: int
+) -> list[list[list[Piece]]]:
+    """plan[rank][microbatch] is a list of pieces; every rank gets the same number of microbatches.
+
+    Args:
+        rollouts: of whole groups, in (group, sample) order; the same on every rank.
+        homes: for each rollout, the rank that sampled it.
+        max_tokens: packed tokens a microbatch may have.
+
+    FSDP's collectives pair up because the counts are equal; they are the fewest that fit the fullest rank.
+    """
+    groups: dict[int, Piece] = {}
+    home_of: dict[int, int] = {}
+    for rollout, home in zip(rollouts, homes, strict=True):
+        groups.setdefault(rollout.group, Piece(rollouts=[])).rollouts.append(rollout)
+        home_of[rollout.group] = home
+    mean = sum(p.tokens for p in groups.values()) / num_ranks
+    pieces = split_to(list(groups.values()), min(max_tokens, mean))
+    ranks = assign(pieces, [home_of[p.rollouts[0].group] for p in pieces], num_ranks)
+    bins = [first_fit(rank, max_tokens) for rank in ranks]
+    count = max(len(b) for b in bins)
+    spare = min(rollouts, key=lambda r: (len(r.prompt_ids) + len(r.response_ids), r.group, r.sample))
+    return [level(b, count, spare) for b in bins]

@@ -1,0 +1,149 @@
+"""Load a model, shard it with FSDP2, and give it a forward pass over packed microbatches."""
+
+import types
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from r1.config import ModelConfig
+from r1.policy.attention import PACKED, VISION, Packing
+from r1.policy.logprobs import chunked_logprobs
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""model_type values whose packed forward is proven equal to separate rows by tests."""
+
+
+def load_model_config(config: ModelConfig) -> PretrainedConfig:
+    """The model's config with override_config applied.
+
+    Raises:
+        ValueError: the folder or hub id cannot be read, the family is not supported, or an override names no field.
+    """
+    try:
+        hf_config = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"model.path={config.path!r} is neither a model folder nor a reachable hub id: {reason}") from None
+    if hf_config.model_type not in FAMILIES:
+        raise ValueError(
+            f"model.path={config.path!r} is of family {hf_config.model_type!r}; supported: {', '.join(FAMILIES)}"
+        )
+    text = hf_config.get_text_config()
+    for name, value in config.override_config.items():
+        holder = hf_config if hasattr(hf_config, name) else text
+        if not hasattr(holder, name):
+            raise ValueError(f"model.override_config: {type(hf_config).__name__} has no field {name!r}")
+        setattr(holder, name, value)
+    if "sliding_attention" in (getattr(text, "layer_types", None) or []):
+        raise ValueError(
+            f"model.path={config.path!r} uses sliding-window attention, which packing does not support; "
+            'set model.override_config={"use_sliding_window": False, "layer_types": [...]} if the window is never reached'
+        )
+    return hf_config
+
+
+def _packed_forward(
+    self: Any, inputs: dict[str, Any], packing: Packing, hidden_index: Tensor, labels: Tensor,
+    temperature: float, chunk_tokens: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """logprobs and entropy, [R] float32 nats each, of labels predicted from packed positions hidden_index."""
+    # use_cache=False and no attention_mask: anything else makes transformers build a mask of its own.
+    hidden = self.model(**inputs, packing=packing, use_cache=False).last_hidden_state[0]
+    return chunked_logprobs(
+        hidden[hidden_index], self.lm_head, labels, temperature=temperature, chunk_tokens=chunk_tokens
+    )
+
+
+def _build(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype, *, weights: bool) -> PreTrainedModel:
+    auto = AutoModelForImageTextToText if hasattr(hf_config, "vision_config") else AutoModelForCausalLM
+    if weights:
+        return auto.from_pretrained(
+            config.path, config=hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code, low_cpu_mem_usage=True
+        )
+    with torch.device("meta"):
+        return auto.from_config(hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code)
+
+
+def _set_attention(model: PreTrainedModel, backend: str) -> None:
+    model.config.get_text_config()._attn_implementation = PACKED
+    visual = getattr(model.model, "visual", None)
+    if visual is not None:
+        # Set by hand: transformers' setter would try to import flash-attn for a name with "flash" in it.
+        name = "sdpa" if backend == "sdpa" else VISION
+        model.config.vision_config._attn_implementation = name
+        for module in visual.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = name
+    for module in (getattr(model.model, "language_model", model.model)).modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = PACKED
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Every transformer layer, of the vision tower too, in forward order: the units that FSDP2 shards."""
+    base: Any = model.model
+    vision = list(base.visual.blocks) if hasattr(base, "visual") else []
+    return vision + list(getattr(base, "language_model", base).layers)
+
+
+def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> None:
+    """Give every rank its shard of rank 0's weights and all of its buffers, tensor by tensor."""
+    source = {} if full is None else {**dict(full.named_parameters()), **dict(full.named_buffers())}
+    for name, target in [*model.named_parameters(), *model.named_buffers()]:
+        whole = torch.empty(target.shape, dtype=target.dtype, device=device)
+        if full is not None:
+            whole.copy_(source[name])
+        if dist.is_initialized():
+            dist.broadcast(whole, 0)
+        with torch.no_grad():
+            if isinstance(target, DTensor):
+                # src_data_rank=None: every rank slices what it already holds, without another broadcast.
+                shard = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+                target.to_local().copy_(shard.to_local())
+            else:
+                target.copy_(whole)
+
+
+def load_model(
+    config: ModelConfig, mesh: DeviceMesh, device: torch.device, backend: str, *, trainable: bool
+) -> PreTrainedModel:
+    """The model, sharded over the mesh, whose forward is `_packed_forward`.
+
+    Rank 0 reads the weights into host memory and hands out one tensor at a time; the others start from empty shards.
+    Trainable weights are float32 under precision amp and float32; a frozen model is kept in the dtype it computes in.
+    """
+    hf_config = load_model_config(config)
+    compute = torch.float32 if config.precision == "float32" else torch.bfloat16
+    dtype = torch.float32 if trainable and config.precision == "amp" else compute
+    full = _build(config, hf_config, dtype, weights=True) if not dist.is_initialized() or dist.get_rank() == 0 else None
+    model = _build(config, hf_config, dtype, weights=False)
+    _set_attention(model, backend)
+    model.forward = types.MethodType(_packed_forward, model)
+    if config.freeze_vision_tower and hasattr(model.model, "visual"):
+        for name, parameter in model.model.visual.named_parameters():
+            parameter.requires_grad_("merger" in name)  # the projector goes on learning
+    if not trainable:
+        model.requires_grad_(False)
+    elif config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train(trainable)  # transformers checkpoints in training mode only; the families here have no dropout
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for layer in layers_of(model):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    # Embeddings and LM head stay with the root: tied ones must be one unit, and the head runs inside its forward.
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    model.to_empty(device=device)
+    _fill(model, full, device)
+    return model

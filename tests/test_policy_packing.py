@@ -1,0 +1,139 @@
+"""Packed groups with shared prompts equal every sequence alone: log-probabilities, and gradients of every weight."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+from r1.policy.attention import register
+from r1.policy.balance import Piece
+from r1.policy.model import _packed_forward, _set_attention
+from r1.policy.packing import Microbatch, VisionSpec, mrope_positions, pack
+from r1.types import Prompt, Rollout
+from tests.tiny import FAMILIES, VISION_FAMILIES, make_tiny
+
+
+def load(folder: Path) -> nn.Module:
+    auto = AutoModelForImageTextToText if "vl" in folder.name else AutoModelForCausalLM
+    return auto.from_pretrained(folder, dtype=torch.float32).train()
+
+
+def make_prompts(config: object, vision: VisionSpec | None, seed: int = 0) -> dict[int, Prompt]:
+    """Three prompts of uneven length: for vision models with one, two and no pictures."""
+    g = torch.Generator().manual_seed(seed)
+    prompts = {}
+    for group, (length, images) in enumerate([(9, 1), (14, 2), (5, 0)]):
+        ids = torch.randint(0, 256, (length,), generator=g).tolist()
+        pixels = grids = None
+        if vision is not None and images:
+            m = vision.merge_size
+            sizes = [(1, 2 * m, 3 * m), (1, 4 * m, 2 * m)][:images]
+            expanded = ids[:2]
+            for _, h, w in sizes:
+                expanded += [vision.image_token_id] * (h * w // m**2) + ids[2:4]
+            ids = expanded + ids[4:]
+            pixels = torch.randn(sum(h * w for _, h, w in sizes), vision.patch_dim, generator=g)
+            grids = torch.tensor(sizes)
+        prompts[group] = Prompt(
+            row=group, text="", prompt_ids=ids, sampler_ids=ids, pixel_values=pixels, image_grid_thw=grids
+        )
+    return prompts
+
+
+def make_rollouts(prompts: dict[int, Prompt], lengths: dict[int, list[int]], seed: int = 1) -> list[Rollout]:
+    g = torch.Generator().manual_seed(seed)
+    return [
+        Rollout(
+            group=group,
+            sample=i,
+            prompt_ids=prompts[group].prompt_ids,
+            response_ids=torch.randint(0, 256, (length,), generator=g).tolist(),
+            rollout_logprobs=[0.0] * length,
+            truncated=False,
+        )
+        for group, row in lengths.items()
+        for i, length in enumerate(row)
+    ]
+
+
+def alone(model: nn.Module, rollout: Rollout, prompt: Prompt, vision: VisionSpec | None, temperature: float) -> Tensor:
+    """[C] logprobs by transformers' own forward on the plain sequence, positions and mask left to it."""
+    ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if prompt.pixel_values is not None:
+        inputs |= {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid_thw}
+        inputs["mm_token_type_ids"] = (ids == vision.image_token_id).int()
+    logits = model(**inputs, use_cache=False).logits[0].float() / temperature
+    at = torch.arange(len(rollout.prompt_ids) - 1, ids.shape[1] - 1)
+    return logits[at].log_softmax(-1).gather(-1, ids[0, at + 1][:, None])[:, 0]
+
+
+def packed(model: nn.Module, microbatch: Microbatch, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+    inputs = {"input_ids": microbatch.input_ids, "position_ids": microbatch.position_ids}
+    if microbatch.pixel_values is not None:
+        inputs |= {"pixel_values": microbatch.pixel_values, "image_grid_thw": microbatch.image_grid_thw}
+    return _packed_forward(
+        model, inputs, microbatch.packing, microbatch.hidden_index, microbatch.labels, temperature, chunk_tokens
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_shared_prompts_equal_separate_rows(family, tmp_path):
+    folder = make_tiny(family, tmp_path / family)
+    reference, model = load(folder), load(folder)
+    vision = VisionSpec.from_config(model.config)
+    prompts = make_prompts(model.config, vision)
+    rollouts = make_rollouts(prompts, {0: [7, 1, 3], 1: [2, 11], 2: [4, 4]})
+    weights = torch.randn(sum(len(r.response_ids) for r in rollouts), generator=torch.Generator().manual_seed(2))
+
+    expected = torch.cat([alone(reference, r, prompts[r.group], vision, 0.7) for r in rollouts])
+    (expected * weights).sum().backward()
+
+    register("sdpa")
+    _set_attention(model, "sdpa")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    pieces = [Piece(rollouts=[r for r in rollouts if r.group == g]) for g in prompts]
+    microbatch = pack(pieces, prompts, vision, with_mask=True)
+    got, entropy = packed(model, microbatch, 0.7, chunk_tokens=5)
+    (got * weights).sum().backward()
+
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+    assert microbatch.input_ids.shape[1] < sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
+    assert (entropy > 0).all()
+    for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
+        if q.grad is not None:
+            scale = q.grad.abs().max().clamp(min=1e-3)
+            assert (p.grad - q.grad).abs().max() < 1e-5 * scale + 1e-6, name
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_positions_equal_transformers(family, tmp_path):
+    model = load(make_tiny(family, tmp_path / family))
+    vision = VisionSpec.from_config(model.config)
+    for prompt in make_prompts(model.config, vision).values():
+        if prompt.image_grid_thw is None:
+            continue
+        ids = torch.tensor([prompt.prompt_ids])
+        kinds = (ids == vision.image_token_id).int()
+        expected, _ = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=prompt.image_grid_thw)
+        torch.testing.assert_close(mrope_positions(prompt.prompt_ids, prompt.image_grid_thw, vision), expected[:, 0])
+
+
+def test_text_only_microbatch_of_a_vision_model_holds_a_blank_picture_that_changes_nothing(tmp_path):
+    model = load(make_tiny("qwen2_5_vl", tmp_path / "qwen2_5_vl"))
+    reference = load(tmp_path / "qwen2_5_vl")
+    register("sdpa")
+    _set_attention(model, "sdpa")
+    vision = VisionSpec.from_config(model.config)
+    prompts = make_prompts(model.config, vision)
+    rollouts = make_rollouts(prompts, {2: [4, 6]})
+    microbatch = pack([Piece(rollouts=rollouts)], prompts, vision, with_mask=True)
+    assert microbatch.pixel_values is not None
+    got, _ = packed(model, microbatch, 1.0, 100)
+    expected = torch.cat([alone(reference, r, prompts[2], vision, 1.0) for r in rollouts])
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+    got.sum().backward()
+    grads = [p.grad for p in model.model.visual.parameters()]
+    assert all(g is not None and g.abs().max() == 0 for g in grads)
