@@ -146,7 +146,7 @@ def make_config(family: str, *, tie: bool = False) -> transformers.PreTrainedCon
 
 
 def make_processor(family: str) -> transformers.ProcessorMixin:
-    """The family's processor around the tiny tokenizer; pictures of 56 x 56 to about 450 x 450 pixels keep their size."""
+    """The family's processor around the tiny tokenizer; it keeps pictures between 64 x 64 and 448 x 448."""
     size = {"shortest_edge": 56 * 56, "longest_edge": 448 * 448}
     if family == "qwen3_vl":
         sizes = {

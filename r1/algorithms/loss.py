@@ -60,9 +60,10 @@ def microbatch_loss(
         The loss, [] float32, and metrics already divided for a SUM over microbatches and ranks.
     """
     divisor = max(global_valid_tokens, 1)
+    # A masked token may hold anything: 0 * NaN would be NaN in its gradient.
+    advantages = advantages.masked_fill(~loss_mask, 0.0)
 
     def token_mean(x: Tensor) -> Tensor:
-        # where, not a product: a masked token may hold anything, and 0 * inf is NaN.
         return torch.where(loss_mask, x, 0.0).sum() / divisor
 
     policy = token_mean(LOSSES[config.loss](logprobs, old_logprobs, advantages, config))

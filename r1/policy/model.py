@@ -98,6 +98,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return vision + list(getattr(base, "language_model", base).layers)
 
 
+@torch.no_grad()
 def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> None:
     """Give every rank its shard of rank 0's weights and all of its buffers, tensor by tensor."""
     source = {} if full is None else {**dict(full.named_parameters()), **dict(full.named_buffers())}
@@ -107,13 +108,12 @@ def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> Non
             whole.copy_(source[name])
         if dist.is_initialized():
             dist.broadcast(whole, 0)
-        with torch.no_grad():
-            if isinstance(target, DTensor):
-                # src_data_rank=None: every rank slices what it already holds, without another broadcast.
-                shard = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-                target.to_local().copy_(shard.to_local())
-            else:
-                target.copy_(whole)
+        if isinstance(target, DTensor):
+            # src_data_rank=None: every rank slices what it already holds, without another broadcast.
+            shard = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+            target.to_local().copy_(shard.to_local())
+        else:
+            target.copy_(whole)
 
 
 def load_model(

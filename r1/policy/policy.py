@@ -106,11 +106,13 @@ class Policy:
         """One optimizer step a minibatch, ppo_epochs times; metrics are means over those steps, the same on all ranks.
 
         Args:
-            minibatches: from `pack`, with advantages, loss_mask and logprobs set.
+            minibatches: from `pack`, with logprobs set; rewards and advantages are those of their rollouts.
             global_valid_tokens: for each minibatch, its trained tokens on all ranks.
         """
         if self.config.parallel.offload_optimizer:
             move_optimizer(self.optimizer, self.ranks.device)
+        for microbatch in (m for minibatch in minibatches for m in minibatch):
+            microbatch.set_advantages()
         steps = list(zip(minibatches, global_valid_tokens, strict=True)) * self.config.update.ppo_epochs
         totals: dict[str, Tensor] = {}
         skipped_before = self.skipped

@@ -1,0 +1,9 @@
+# Environment of a run, one reason a line; sourced by the scripts beside it. What is set already stays as it is.
+
+export PATH="${VENV:-$PWD/.venv}/bin:$PATH"                 # the environment `make setup` made; run from the repository root
+export PYTHONUNBUFFERED=1                                  # a log file shows a line when it is printed, not 8 KiB later
+export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-true}"  # batches decode on all cores; unset, it turns off at a fork
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"             # ranks share the host's cores; torchrun's own default, said aloud
+export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"                    # says why a link fails, and nothing else
+export VLLM_LOGGING_LEVEL="${VLLM_LOGGING_LEVEL:-WARNING}" # one engine a rank: its INFO lines drown the step line
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:False}"  # vLLM's sleep mode refuses True

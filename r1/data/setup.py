@@ -1,0 +1,35 @@
+"""From config to data: tokenizer, training rows and validation sets, for the loop and for --dry-run alike."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
+
+from r1.config import Config
+from r1.data.loader import Loader
+from r1.data.prompt import Renderer
+from r1.data.rows import data_dir
+from r1.data.tokenizer import load_tokenizer
+
+
+def load_data(
+    config: Config,
+) -> tuple[PreTrainedTokenizerBase, ProcessorMixin | None, Loader, list[Loader]]:
+    """Tokenizer, processor (None for text models), the training loader and one loader per validation set.
+
+    Raises:
+        ValueError: a file, column, template or row that cannot be used; says which and what to do.
+    """
+    tokenizer, processor = load_tokenizer(config.model)
+
+    def loader(source: str, *, shuffle: bool) -> Loader:
+        folder = Path(config.data.image_dir) if config.data.image_dir else data_dir(source)
+        renderer = Renderer(config.data, tokenizer, processor, image_dir=folder)
+        return Loader(source, config.data, renderer, shuffle=shuffle, limit_images=config.rollout.limit_images)
+
+    train = loader(config.data.train_files, shuffle=config.data.shuffle)
+    val_sets = [loader(source, shuffle=False) for source in config.data.val_files]
+    names = [s.name for s in val_sets]
+    twins = sorted({n for n in names if names.count(n) > 1})
+    if twins:
+        raise ValueError(f"two of data.val_files are named {twins[0]!r}; name one as in {twins[0]}2=path")
+    return tokenizer, processor, train, val_sets

@@ -1,0 +1,201 @@
+"""Train: the whole loop, one program under torchrun.
+
+    torchrun --nproc_per_node 8 -m r1.train --config configs/geo3k.py [--rollout.n 8 …]
+    python -m r1.train --config configs/geo3k.py --dry-run --world-size 8
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from r1.algorithms.groups import set_advantages, valid_tokens
+from r1.checkpoint import Checkpoints, TrainerState
+from r1.config import Config, config_to_json, load_config
+from r1.data.setup import load_data
+from r1.dry_run import check_files, dry_run
+from r1.evaluate import evaluate
+from r1.loggers import Logger, check_installed
+from r1.metrics import Timer, step_metrics
+from r1.parallel import Ranks, init_ranks, seed_everything, world_from_env
+from r1.policy.policy import Policy
+from r1.rewards.runner import RewardRunner
+from r1.rollout.sampler import Sampler
+
+_log = logging.getLogger(__name__)
+
+
+def train(config: Config, ranks: Ranks, rewards: RewardRunner) -> None:
+    """The loop: sample, score, update; now and then validate and save. Every rank runs it in step."""
+    tokenizer, processor, loader, val_sets = load_data(config)
+    num_steps = config.num_steps(loader.num_rows)
+    policy = Policy(config, ranks, num_steps)
+    sampler = Sampler(config, ranks, policy, tokenizer, rewards, loader.renderer.mm_processor_kwargs)
+    checkpoints = Checkpoints(config, tokenizer=tokenizer, processor=processor)
+    start = resume(checkpoints, policy)
+    log = RankZeroLog(config, ranks, num_steps, start)
+
+    def validate(step: int) -> dict[str, float]:
+        sampler.sync()
+        metrics, samples = evaluate(config, ranks, sampler.engine, val_sets, rewards, tokenizer)
+        log.samples(step, "val", samples)
+        return metrics
+
+    if val_sets and (config.trainer.val_before_train or config.trainer.val_only) and start < num_steps:
+        log.metrics(start, validate(start))
+    for step in range(start + 1, 1 if config.trainer.val_only else num_steps + 1):
+        timer = Timer()
+        with timer("weight_sync"):
+            sampler.sync()
+        with timer("rollout"):
+            rollouts, homes, prompts, pending = sampler.sample(loader, step)
+        with timer("logprobs"):
+            minibatches = policy.pack(rollouts, homes, prompts)
+            policy.set_logprobs(minibatches)
+        with timer("reward"):  # grading went on during the logprobs; this is what was left of it
+            failures = sampler.set_rewards(rollouts, pending)
+        set_advantages(rollouts, config)
+        with timer("update"):
+            metrics = policy.update(minibatches, valid_tokens(rollouts, config))
+        metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks)
+        if val_sets and is_due(step, config.trainer.val_freq, num_steps):
+            metrics |= validate(step)
+        if is_due(step, config.checkpoint.save_freq, num_steps):
+            save(checkpoints, policy, step)
+        log.metrics(step, metrics)
+        log.samples(step, "train", sampler.samples(prompts))
+        log.failures(step, failures)
+    log.end(checkpoints.latest())
+    sampler.close()
+
+
+def is_due(step: int, every: int, num_steps: int) -> bool:
+    """Every so many steps, -1: never; and after the last step."""
+    return step == num_steps or (every > 0 and step % every == 0)
+
+
+def resume(checkpoints: Checkpoints, policy: Policy) -> int:
+    """Load the checkpoint that the config asks for, if there is one; returns the step that is done."""
+    path = checkpoints.to_resume()
+    if path is None:
+        return 0
+    state = checkpoints.load(path, model=policy.model, optimizer=policy.optimizer, scheduler=policy.scheduler)
+    policy.version = state.policy_version
+    return state.step
+
+
+def save(checkpoints: Checkpoints, policy: Policy, step: int) -> None:
+    state = TrainerState(step=step, policy_version=policy.version)
+    checkpoints.save(state, model=policy.model, optimizer=policy.optimizer, scheduler=policy.scheduler)
+
+
+class RankZeroLog:
+    """The loggers, on rank 0; nothing on the others. Remembers validation for the last lines."""
+
+    def __init__(self, config: Config, ranks: Ranks, num_steps: int, start: int) -> None:
+        self.config, self.began, self.first, self.last = config, time.monotonic(), {}, {}
+        self.logger: Logger | None = None
+        if ranks.rank == 0:
+            folder = Path(config.run_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.json").write_text(config_to_json(config))
+            self.logger = Logger(config, folder, num_steps=num_steps, resumed_step=start)
+            if start:
+                self.say(f"resumed after step {start} of {num_steps}")
+
+    def say(self, text: str) -> None:
+        if self.logger is not None:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
+
+    def metrics(self, step: int, metrics: dict[str, float]) -> None:
+        validation = {name: value for name, value in metrics.items() if name.startswith("val/")}
+        self.first, self.last = self.first or validation, validation or self.last
+        if self.logger is not None:
+            self.logger.log(step, metrics)
+
+    def samples(self, step: int, kind: str, records: list[dict]) -> None:
+        if self.logger is not None:
+            self.logger.samples(step, kind, records)
+
+    def failures(self, step: int, lines: list[str]) -> None:
+        if self.logger is not None and lines:
+            _log.warning("step %d: %d responses left out, their reward failed: %s", step, len(lines), "; ".join(lines[:3]))
+
+    def end(self, checkpoint: Path | None) -> None:
+        """The last lines: validation before and after, where things lie, and what to type next."""
+        for name in sorted(self.last):
+            if name in self.first and name.endswith(("/accuracy", "/reward")):
+                self.say(f"{name}: {self.first[name]:.3f} before, {self.last[name]:.3f} after")
+        self.say(f"run folder: {self.config.run_dir} (metrics.jsonl, samples.jsonl, tensorboard/)")
+        if checkpoint is not None:
+            self.say(f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged")
+        self.say(f"done in {time.monotonic() - self.began:.0f} s")
+        if self.logger is not None:
+            self.logger.close()
+
+
+def parse_arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Our own options, and the rest, which override the config."""
+    parser = argparse.ArgumentParser(prog="python -m r1.train", description=__doc__, add_help=False, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--config", help="Python file that defines `config = Config(...)`; see configs/")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the run, start nothing")
+    parser.add_argument("--world-size", type=int, help="ranks to assume in --dry-run (default: the launcher's, or 1)")
+    parser.add_argument("--ranks-per-node", type=int, help="ranks of one node in --dry-run (default: at most 8)")
+    if not words or (("-h" in words or "--help" in words) and "--config" not in words):
+        parser.print_help()
+        sys.stdout.write("\nWith --config FILE --help: every setting of that run, with its value and meaning.\n")
+        sys.exit(0)
+    options, overrides = parser.parse_known_args(words)
+    if options.config is None:
+        parser.error("--config is missing; give one of configs/*.py")
+    return options, overrides
+
+
+def prepare(words: list[str]) -> Config | None:
+    """Everything that can fail before a process group or a model exists; None when that was all that was asked for."""
+    options, overrides = parse_arguments(words)
+    rank = int(os.environ.get("RANK", "0"))
+    config = load_config(options.config, overrides, quiet=rank != 0)
+    world_size, local_world_size = world_from_env()
+    if options.dry_run:
+        world_size = options.world_size or world_size
+        local = options.ranks_per_node or min(world_size, 8)
+        sys.stdout.write(dry_run(config, world_size, local) + "\n")
+        return None
+    config.check_world_size(world_size, local_world_size)
+    check_files(config)
+    check_installed(config.trainer.loggers)
+    return config
+
+
+@record  # torchrun then reports the rank that failed first, with its traceback
+def main() -> None:
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    try:
+        config = prepare(sys.argv[1:])
+    except ValueError as error:  # the same on every rank; one of them says it
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+    if config is None:
+        return
+    seed_everything(config.trainer.seed, deterministic=config.trainer.deterministic)
+    with RewardRunner(config.reward) as rewards:  # before the GPU is touched: its workers are other processes
+        train(config, init_ranks(config.parallel, config.rollout.tensor_parallel_size), rewards)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception:
+        # A rank that fails must be gone at once, or the others wait for it in a collective: no clean-up that may hang.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

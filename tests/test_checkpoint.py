@@ -1,0 +1,315 @@
+"""Checkpoints resume bit for bit, survive kills and full disks, keep the right ones, and say what is wrong."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import r1.checkpoint
+from r1.checkpoint import Checkpoints, TrainerState
+from r1.checkpoint_files import find_checkpoint
+from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, TrainerConfig
+from tests.tiny import make_tiny
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("qwen2", tmp_path_factory.mktemp("tiny"), tie=True)
+
+
+def make_config(tiny: Path, folder: Path, *, limit: int = -1, load_path: str | None = None) -> Config:
+    return Config(
+        model=ModelConfig(path=str(tiny)),
+        checkpoint=CheckpointConfig(save_limit=limit, load_path=load_path),
+        trainer=TrainerConfig(output_dir=str(folder), experiment_name="run"),
+    )
+
+
+def make_checkpoints(config: Config) -> Checkpoints:
+    return Checkpoints(config, tokenizer=AutoTokenizer.from_pretrained(config.model.path))
+
+
+class Trainee:
+    """A model with optimizer and schedule that trains on tokens drawn from torch's global RNG."""
+
+    def __init__(self, tiny: Path, *, lr: float = 1e-2, shard: bool = False) -> None:
+        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+        if shard:
+            for layer in self.model.model.layers:
+                fully_shard(layer)
+            fully_shard(self.model)
+        self.optimizer: Optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.scheduler = LambdaLR(self.optimizer, lambda step: 1 / (step + 1))
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            ids = torch.randint(0, 256, (1, 12))
+            self.model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+    def weights(self) -> dict[str, Tensor]:
+        return {n: getattr(p, "full_tensor", lambda p=p: p)().clone() for n, p in self.model.named_parameters()}
+
+    def parts(self) -> dict[str, object]:
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def save_steps(checkpoints: Checkpoints, trainee: Trainee, *steps: int) -> None:
+    for step in steps:
+        checkpoints.save(TrainerState(step=step, policy_version=4 * step), **trainee.parts())
+
+
+def test_resumed_run_equals_the_unbroken_one_bit_for_bit(tiny: Path, tmp_path: Path) -> None:
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    straight = Trainee(tiny)
+    straight.train(2)
+    state = TrainerState(step=2, policy_version=8, best_metric=0.5)
+    path = checkpoints.save(state, **straight.parts())
+    straight.train(2)
+    draws = random.random(), np.random.rand(), torch.rand(())
+
+    resumed = Trainee(tiny)
+    assert checkpoints.to_resume() == path == tmp_path / "run/checkpoints/step_000002"
+    assert checkpoints.load(path, **resumed.parts()) == state
+    assert resumed.scheduler.last_epoch == 2
+    resumed.train(2)
+    assert_same(resumed.weights(), straight.weights())
+    assert (random.random(), np.random.rand(), torch.rand(())) == draws
+
+
+def test_kahan_optimizer_resumes_bit_for_bit(tiny: Path, tmp_path: Path) -> None:
+    optimi = pytest.importorskip("optimi")
+
+    def trainee() -> Trainee:
+        t = Trainee(tiny)
+        t.model.bfloat16()
+        t.optimizer = optimi.AdamW(t.model.parameters(), lr=1e-4, kahan_sum=True, triton=False)
+        t.scheduler = LambdaLR(t.optimizer, lambda step: 1.0)
+        return t
+
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    straight, resumed = trainee(), trainee()
+    straight.train(3)
+    save_steps(checkpoints, straight, 3)
+    straight.train(2)
+    checkpoints.load(checkpoints.latest(), **resumed.parts())
+    resumed.train(2)
+    assert_same(resumed.weights(), straight.weights())
+    assert resumed.optimizer.param_groups[0]["step"] == 5
+
+
+def test_parameters_that_never_had_a_gradient_resume(tiny: Path, tmp_path: Path) -> None:
+    # As a vision tower in a run that has met only text so far.
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    first, second = Trainee(tiny), Trainee(tiny)
+    unused = first.model.model.layers[1].mlp.up_proj.weight
+    unused.requires_grad_(False)
+    first.train(1)
+    save_steps(checkpoints, first, 1)
+    second.train(1)  # states that must go
+    checkpoints.load(checkpoints.latest(), **second.parts())
+    assert second.model.model.layers[1].mlp.up_proj.weight not in second.optimizer.state
+    second.train(1)
+    assert second.optimizer.state[second.model.model.layers[1].mlp.up_proj.weight]["step"] == 1
+    assert second.optimizer.state[second.model.model.embed_tokens.weight]["step"] == 2
+
+
+def test_a_new_learning_rate_is_used_at_the_saved_place_of_the_schedule(tiny: Path, tmp_path: Path) -> None:
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    first, second = Trainee(tiny, lr=0.5), Trainee(tiny, lr=0.25)
+    first.train(3)
+    save_steps(checkpoints, first, 3)
+    checkpoints.load(checkpoints.latest(), **second.parts())
+    assert second.optimizer.param_groups[0]["lr"] == 0.25 / 4
+    second.train(1)
+    assert second.scheduler.get_last_lr() == [0.25 / 5]
+
+
+@pytest.mark.parametrize("stage", ["dcp.save", "write_synced", "write_text_atomically"])
+def test_kill_during_a_save_leaves_the_earlier_checkpoint(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path)), Trainee(tiny)
+    save_steps(checkpoints, trainee, 2)
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        holder, _, name = stage.rpartition(".")
+        patch.setattr(r1.checkpoint.dcp if holder else r1.checkpoint, name, die)
+        with pytest.raises(KeyboardInterrupt):
+            save_steps(checkpoints, trainee, 4)
+    half = checkpoints.folder / "step_000004"
+    assert half.exists() and checkpoints.to_resume() == checkpoints.folder / "step_000002"
+    save_steps(checkpoints, trainee, 6)
+    assert not half.exists() and checkpoints.latest().name == "step_000006"
+
+
+def test_a_file_cut_by_half_takes_the_checkpoint_out(tiny: Path, tmp_path: Path) -> None:
+    checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path)), Trainee(tiny)
+    save_steps(checkpoints, trainee, 2, 4)
+    shard = checkpoints.folder / "step_000004/shards/__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
+    assert checkpoints.latest().name == "step_000002"
+    with pytest.raises(ValueError, match=r"step_000004 is damaged.*complete checkpoints: step_000002"):
+        checkpoints.load(checkpoints.folder / "step_000004", **trainee.parts())
+
+
+def test_editing_the_copied_config_keeps_the_checkpoint(tiny: Path, tmp_path: Path) -> None:
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    save_steps(checkpoints, Trainee(tiny), 2)
+    (checkpoints.folder / "step_000002/hf/generation_config.json").write_text("{}")
+    assert checkpoints.latest() is not None
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos")])
+def test_full_disk_is_an_oserror_and_keeps_the_earlier_checkpoint(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path, limit=1)), Trainee(tiny)
+    save_steps(checkpoints, trainee, 2)
+
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(r1.checkpoint, "write_synced", full)
+    with pytest.raises(OSError, match=r"step_000004 could not be saved \(rank 0: .*free disk space"):
+        save_steps(checkpoints, trainee, 4)
+    assert checkpoints.latest().name == "step_000002"
+
+
+def test_limit_keeps_the_newest_in_numeric_order(tiny: Path, tmp_path: Path) -> None:
+    checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path, limit=2)), Trainee(tiny)
+    save_steps(checkpoints, trainee, 9, 10, 100)
+    assert sorted(p.name for p in checkpoints.folder.glob("step_*")) == ["step_000010", "step_000100"]
+    assert json.loads((checkpoints.folder / "latest.json").read_text()) == {"step": 100, "path": "step_000100"}
+
+
+def test_in_a_reused_folder_the_new_run_is_the_newest(tiny: Path, tmp_path: Path) -> None:
+    checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path)), Trainee(tiny)
+    save_steps(checkpoints, trainee, 1000)
+    keep_one = make_checkpoints(make_config(tiny, tmp_path, limit=1))
+    save_steps(keep_one, trainee, 10)
+    assert [p.name for p in keep_one.folder.glob("step_*")] == ["step_000010"]
+    save_steps(keep_one, trainee, 10)  # saved again, as after going back to an earlier step
+    assert keep_one.latest().name == "step_000010"
+
+
+def test_a_load_path_that_is_none_says_what_is_there(tiny: Path, tmp_path: Path) -> None:
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    assert checkpoints.to_resume() is None
+    with pytest.raises(ValueError, match=r"gone/step_000002 does not exist. .* has .* and no checkpoint"):
+        find_checkpoint(tmp_path / "gone" / "step_000002")
+    save_steps(checkpoints, Trainee(tiny), 2, 10)
+    (checkpoints.folder / "step_000012").mkdir()
+    run = tmp_path / "run"
+    assert find_checkpoint(run) == find_checkpoint(run / "checkpoints") == run / "checkpoints/step_000010"
+    for name, problem in (("step_000012", "is half written"), ("step_000003", "does not exist")):
+        bad = make_checkpoints(make_config(tiny, tmp_path, load_path=str(run / "checkpoints" / name)))
+        with pytest.raises(ValueError, match=f"{name} {problem}.*complete checkpoints: step_000002, step_000010"):
+            bad.to_resume()
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        find_checkpoint(tiny)
+
+
+def test_checkpoint_of_another_model_is_refused(tiny: Path, tmp_path: Path) -> None:
+    checkpoints = make_checkpoints(make_config(tiny, tmp_path))
+    save_steps(checkpoints, Trainee(tiny), 2)
+    untied = Trainee(make_tiny("qwen2", tmp_path / "untied"))
+    with pytest.raises(ValueError, match=r"of another model: lm_head.weight is not in the checkpoint"):
+        checkpoints.load(checkpoints.latest(), **untied.parts())
+    wider = Trainee(tiny)
+    wider.model.resize_token_embeddings(384)
+    with pytest.raises(ValueError, match=r"embed_tokens.weight is \[320, 128\] in the checkpoint and \[384, 128\]"):
+        checkpoints.load(checkpoints.latest(), **wider.parts())
+
+
+def test_checkpoint_carries_tokenizer_template_and_generation_config(tiny: Path, tmp_path: Path) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages[0]['content'] }}!")
+    config = Config(
+        model=ModelConfig(path=str(tiny)),
+        data=DataConfig(override_chat_template=str(template)),
+        trainer=TrainerConfig(output_dir=str(tmp_path), experiment_name="run"),
+    )
+    checkpoints = make_checkpoints(config)
+    save_steps(checkpoints, Trainee(tiny), 2)
+    hf = checkpoints.latest() / "hf"
+    tokenizer = AutoTokenizer.from_pretrained(hf)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+    assert (hf / "generation_config.json").read_text() == (tiny / "generation_config.json").read_text()
+    assert len(json.loads((hf / "generation_config.json").read_text())["eos_token_id"]) == 2
+
+
+def _in_two_ranks(rank: int, work: Callable[[int, Path, Path], None], tiny: Path, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    work(rank, tiny, folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _save_and_load_on_two_ranks(rank: int, tiny: Path, folder: Path) -> None:
+    checkpoints = make_checkpoints(make_config(tiny, folder))
+    torch.manual_seed(rank)  # each rank draws its own numbers
+    straight = Trainee(tiny, shard=True)
+    straight.train(2)
+    with torch.no_grad():  # leaves the root's weights gathered
+        straight.model(input_ids=torch.arange(8)[None], use_cache=False)
+    torch.rand(3 * rank)
+    save_steps(checkpoints, straight, 2)
+    straight.train(2)
+    after, draw = straight.weights(), torch.rand(())
+
+    resumed = Trainee(tiny, shard=True)
+    checkpoints.load(checkpoints.latest(), **resumed.parts())
+    if rank == 0:
+        torch.save(resumed.weights(), folder / "weights.pt")
+    else:
+        resumed.weights()
+    resumed.train(2)
+    assert_same(resumed.weights(), after)
+    assert torch.rand(()) == draw
+
+    real = r1.checkpoint.write_synced
+    if rank == 1:
+        r1.checkpoint.write_synced = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match=r"rank 1: OSError: .*No space left"):
+        save_steps(checkpoints, straight, 4)
+    r1.checkpoint.write_synced = real
+
+
+@pytest.mark.dist
+def test_two_ranks_save_and_two_or_one_load(tiny: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mp.spawn(_in_two_ranks, args=(_save_and_load_on_two_ranks, tiny, tmp_path), nprocs=2)
+    checkpoints, alone = make_checkpoints(make_config(tiny, tmp_path)), Trainee(tiny)
+    assert checkpoints.latest().name == "step_000002"
+    torch.manual_seed(7)
+    expected = torch.rand(())
+    torch.manual_seed(7)
+    checkpoints.load(checkpoints.latest(), **alone.parts())
+    assert torch.rand(()) == expected  # no rank's old generator fits
+    assert "saved on 2 ranks and is loaded on 1: random number generators start fresh" in caplog.text
+    assert_same(alone.weights(), torch.load(tmp_path / "weights.pt"))
+    step = alone.optimizer.state[alone.model.model.embed_tokens.weight]["step"]
+    assert step == 2 and alone.scheduler.last_epoch == 2
+    alone.train(1)

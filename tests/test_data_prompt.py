@@ -1,0 +1,178 @@
+"""Prompts: one tokenization, image tokens expanded as the model's processor does, tags checked against images."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from r1.config import DataConfig
+from r1.data.chat import RowError
+from r1.data.prompt import Renderer
+from tests.tiny import VISION_FAMILIES, make_processor, make_tokenizer
+
+
+def picture(width: int, height: int) -> Image.Image:
+    return Image.effect_noise((width, height), 60).convert("RGB")
+
+
+def make_renderer(family: str | None = "qwen2_5_vl", image_dir: Path | None = None, **options: Any) -> Renderer:
+    config = DataConfig(**{"min_pixels": 64 * 64, "max_pixels": 200 * 200, **options})
+    processor = make_processor(family) if family else None
+    return Renderer(config, processor.tokenizer if processor else make_tokenizer(), processor, image_dir=image_dir)
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_ids_and_pixels_equal_the_familys_own_processor(family):
+    renderer = make_renderer(family)
+    row = {"problem": "<image>left of <image>?", "answer": "yes", "images": [picture(100, 70), picture(640, 31)]}
+    prompt = renderer.build(3, row)
+    processor = make_processor(family)
+    theirs = processor(text=[prompt.text], images=prompt.images, return_tensors="pt", **renderer.mm_processor_kwargs)
+    assert prompt.prompt_ids == theirs["input_ids"][0].tolist()
+    assert torch.equal(prompt.pixel_values, theirs["pixel_values"])
+    assert torch.equal(prompt.image_grid_thw, theirs["image_grid_thw"])
+    assert prompt.image_grid_thw.dtype == torch.int64 and prompt.pixel_values.dtype == torch.float32
+    assert renderer.length(row) == len(prompt.prompt_ids)
+    assert prompt.sampler_ids.count(renderer.image_token_id) == 2
+    assert prompt.row == 3 and prompt.ground_truth == "yes" and prompt.fields == {"problem": row["problem"]}
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_length_reads_headers_only_and_equals_the_built_length(family, tmp_path):
+    renderer = make_renderer(family, image_dir=tmp_path)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    picture(30, 170).save(buffer, "JPEG", exif=exif)
+    picture(1, 1).save(tmp_path / "dot.png")
+    for image in (picture(500, 300), picture(57, 56), buffer.getvalue(), "dot.png", {"bytes": None, "path": "dot.png"}):
+        row = {"problem": "What? <image>", "answer": 1, "images": [image]}
+        assert renderer.length(row) == len(renderer.build(0, row).prompt_ids)
+    cut = buffer.getvalue()[:-200]
+    row = {"problem": "<image>", "answer": 1, "images": [cut]}
+    assert renderer.length(row) > 0
+    with pytest.raises(
+        RowError, match=r"row 3 has an image that cannot be used: cannot read image <\d+ bytes>: .*truncated"
+    ):
+        renderer.build(3, row)
+
+
+@pytest.mark.parametrize("images", [None, float("nan"), [], "absent"], ids=str)
+def test_d01_d02_rows_without_images_are_text_rows(images):
+    renderer = make_renderer()
+    row = {"problem": "2+2?", "answer": "4"} | ({} if images == "absent" else {"images": images})
+    prompt = renderer.build(0, row)
+    assert prompt.pixel_values is None and prompt.image_grid_thw is None and prompt.images == []
+    assert prompt.prompt_ids == prompt.sampler_ids
+    assert renderer.image_token_id not in prompt.prompt_ids
+    assert prompt.text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_d03_a_tag_in_the_answer_is_text():
+    row = {"problem": "<image>\nParse this.", "answer": "![fig](<image>)", "images": [picture(80, 80)]}
+    prompt = make_renderer().build(0, row)
+    assert len(prompt.images) == 1 and prompt.ground_truth == "![fig](<image>)"
+
+
+def test_d04_one_bare_image_counts_as_one(tmp_path):
+    picture(80, 80).save(tmp_path / "test1.jpg")
+    renderer = make_renderer(image_dir=tmp_path)
+    for images in ("test1.jpg", {"path": "test1.jpg"}, (tmp_path / "test1.jpg").read_bytes()):
+        assert len(renderer.build(0, {"problem": "<image>?", "answer": "", "images": images}).images) == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_images", "message"),
+    [
+        ("<image> and <image>", 1, "row 17 has 2 <image> tags in the prompt but 1 image; each <image> needs one image"),
+        ("no tag", 1, "row 17 has 0 <image> tags in the prompt but 1 image; put <image> where it belongs"),
+        ("<image>", 0, "row 17 has 1 <image> tag in the prompt but 0 images"),
+        ("  ", 0, "row 17 has an empty prompt in column 'problem'"),
+        (None, 0, "row 17 has a NoneType in column 'problem'"),
+        ("a <|image_pad|>", 0, r"row 17 has 1 <\|image_pad\|> tokens for 0 images; take <\|image_pad\|> out"),
+        ("a <|video_pad|>", 0, r"row 17 has 1 <\|video_pad\|> tokens for 0 images"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(problem, num_images, message):
+    row = {"problem": problem, "answer": "", "images": [picture(60, 60)] * num_images}
+    with pytest.raises(RowError, match=message):
+        make_renderer().build(17, row)
+    with pytest.raises(RowError, match=message.removeprefix("row 17 ")):
+        make_renderer().length(row)
+
+
+def test_text_models_take_tags_as_text_and_refuse_images():
+    renderer = make_renderer(None)
+    assert "an <image> tag" in renderer.build(0, {"problem": "an <image> tag", "answer": ""}).text
+    assert renderer.mm_processor_kwargs == {}
+    with pytest.raises(RowError, match="has 1 image, but the model takes text only"):
+        renderer.render({"problem": "<image>", "images": ["a.png"]})
+
+
+def test_system_prompt_format_prompt_and_override(tmp_path):
+    (tmp_path / "math.jinja").write_text("{{ content | trim }}\nThink & box it.\n\n")
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}>")
+    options = {"system_prompt": "Be brief.", "format_prompt": str(tmp_path / "math.jinja")}
+    row = {"problem": " Is 1 < 2? ", "answer": ""}
+    text = make_renderer(**options).render(row)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nIs 1 < 2?\nThink & box it.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    text = make_renderer(**options, override_chat_template=str(tmp_path / "chat.jinja")).render(row)
+    assert text == "[system]Be brief.[user]Is 1 < 2?\nThink & box it.>"
+
+
+def test_a_format_prompt_may_bring_the_tag(tmp_path):
+    (tmp_path / "f.jinja").write_text("<image>{{ content }}")
+    row = {"problem": "what?", "answer": "", "images": [picture(60, 60)]}
+    text = make_renderer(format_prompt=str(tmp_path / "f.jinja")).render(row)
+    assert "<|vision_start|><|image_pad|><|vision_end|>what?" in text
+
+
+def test_broken_templates_and_bounds_end_before_the_first_row(tmp_path):
+    (tmp_path / "no_content.jinja").write_text("{{ contents }}")
+    (tmp_path / "broken.jinja").write_text("{{ content ")
+    for options, message in [
+        ({"format_prompt": str(tmp_path / "no_content.jinja")}, r"uses \['contents'\]; expected \{\{ content \}\}"),
+        ({"format_prompt": str(tmp_path / "broken.jinja")}, "data.format_prompt: cannot use"),
+        ({"format_prompt": str(tmp_path / "absent.jinja")}, "data.format_prompt: cannot use"),
+        ({"override_chat_template": str(tmp_path / "absent.jinja")}, "data.override_chat_template: cannot read"),
+        ({"min_pixels": 100, "max_pixels": 700}, "no image size is a multiple of 28"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_renderer(**options)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        Renderer(DataConfig(), tokenizer, None, image_dir=None)
+
+
+def test_t05_the_templates_bos_is_the_only_one(tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer()
+    bos = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)]
+    )
+    assert tokenizer("a")["input_ids"][0] == bos  # this tokenizer adds one on its own
+    (tmp_path / "chat.jinja").write_text("<|endoftext|>{{ messages[0].content }}")
+    config = DataConfig(override_chat_template=str(tmp_path / "chat.jinja"))
+    prompt = Renderer(config, tokenizer, None, image_dir=None).build(0, {"problem": "a", "answer": ""})
+    assert prompt.prompt_ids == [bos, *tokenizer("a", add_special_tokens=False)["input_ids"]]
+
+
+def test_d14_answers_and_other_columns():
+    renderer = make_renderer()
+    answers = {"5": 5, "2.5": 2.5, "True": True, "x": "x"}
+    for expected, answer in answers.items():
+        assert renderer.build(0, {"problem": "p", "answer": answer}).ground_truth == expected
+    for answer in ([1, 2], None, {"a": 1}):
+        assert renderer.build(0, {"problem": "p", "answer": answer}).ground_truth == answer
+    assert renderer.build(0, {"problem": "p", "answer": float("nan")}).ground_truth is None
+    fields = renderer.build(0, {"problem": "p", "answer": 1, "images": [], "level": 3}).fields
+    assert fields == {"problem": "p", "level": 3}

@@ -1,0 +1,43 @@
+"""vLLM's own processor leaves our images as they are and expands our sampler ids to our prompt ids."""
+
+import pytest
+import torch
+from PIL import Image
+
+from r1.config import DataConfig
+from r1.data.prompt import Renderer
+from tests.tiny import VISION_FAMILIES, make_processor, make_tiny
+
+pytest.importorskip("vllm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_vllm_sees_the_ids_and_pixels_that_we_train_on(family, tmp_path):
+    from vllm.config import ModelConfig
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.processing import ProcessorInputs, TimingContext
+
+    # Wider than the bounds in the model's folder on both sides: without our options vLLM would resize.
+    config = DataConfig(min_pixels=32 * 32, max_pixels=700 * 700)
+    processor = make_processor(family)
+    renderer = Renderer(config, processor.tokenizer, processor, image_dir=None)
+    sizes = [(1, 1), (900, 900), (640, 31), (30, 5000), (200, 100)]
+    images = [Image.effect_noise(size, 60).convert("RGB") for size in sizes]
+    prompt = renderer.build(0, {"problem": "a <image>b" * len(images), "answer": "", "images": images})
+
+    engine_config = ModelConfig(
+        model=str(make_tiny(family, tmp_path)),
+        dtype="float32",
+        limit_mm_per_prompt={"image": len(images), "video": 0},
+        mm_processor_kwargs=renderer.mm_processor_kwargs,
+        mm_processor_cache_gb=0,
+    )
+    theirs = MULTIMODAL_REGISTRY.create_processor(engine_config)
+    items = theirs.info.parse_mm_data({"image": prompt.images})
+    output = theirs.apply(ProcessorInputs(prompt.sampler_ids, items), TimingContext())
+    assert output["prompt_token_ids"] == prompt.prompt_ids
+    data = output["mm_kwargs"].get_data()
+    assert torch.equal(data["image_grid_thw"], prompt.image_grid_thw)
+    assert torch.equal(data["pixel_values"], prompt.pixel_values)
+    assert theirs.info.get_max_image_tokens() <= config.max_pixels // renderer.bounds["factor"] ** 2

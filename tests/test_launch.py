@@ -1,0 +1,129 @@
+"""The launch scripts, on loopback: several "hosts" of one or two ranks that add their ranks up."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAUNCH = ROOT / "launch"
+TIMEOUT_S = 120
+
+# Stands in for r1.train: proves the world is complete, and that arguments arrive.
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+if "--fail" in sys.argv and dist.get_rank() == 0:
+    sys.exit("rank 0 was told to fail")
+dist.barrier() if "--fail" not in sys.argv else None
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item()}, got {sys.argv[1:]}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """A host's environment: torchrun on PATH, PROGRAM importable as probe."""
+    (tmp_path / "probe.py").write_text(PROGRAM)
+    (tmp_path / "bin").mkdir()
+    own = {"R1_MODULE": "probe", "PYTHONPATH": str(tmp_path), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(tmp_path / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    return {**kept, **own, "PATH": path}
+
+
+def start(command: list[str | Path], env: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(c) for c in command], env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Output of a process that must end well in time."""
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    return output
+
+
+def write_tool(path: Path, text: str) -> None:
+    path.write_text("#!/usr/bin/env bash\nset -eu\n" + text)
+    path.chmod(0o755)
+
+
+@pytest.mark.dist
+def test_single_node_starts_a_rank_per_process(env: dict[str, str], tmp_path: Path) -> None:
+    output = finish(start([LAUNCH / "single_node.sh", "--config", "a b.py"], {**env, "NPROC_PER_NODE": "2"}, tmp_path))
+    assert "rank 0 of 2: sum 3, got ['--config', 'a b.py']" in output
+    assert "rank 1 of 2: sum 3" in output
+
+
+@pytest.mark.dist
+def test_two_nodes_meet_and_form_one_world(env: dict[str, str], tmp_path: Path) -> None:
+    env |= {"NNODES": "2", "NPROC_PER_NODE": "1", "HEAD": f"localhost:{free_port()}"}
+    nodes = [start([LAUNCH / "multi_node.sh", "--seed", "7"], env, tmp_path) for _ in range(2)]
+    output = "".join(finish(node) for node in nodes)
+    assert "rank 0 of 2: sum 3, got ['--seed', '7']" in output
+    assert "rank 1 of 2: sum 3, got ['--seed', '7']" in output
+
+
+@pytest.mark.parametrize("missing", ["NNODES", "HEAD"])
+def test_multi_node_names_the_missing_setting(missing: str, env: dict[str, str], tmp_path: Path) -> None:
+    env |= {"NNODES": "2", "HEAD": "localhost:1"}
+    del env[missing]
+    done = subprocess.run(
+        [LAUNCH / "multi_node.sh"], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert missing in done.stderr
+
+
+def slurm(env: dict[str, str], tmp_path: Path, *args: str) -> subprocess.Popen[str]:
+    """Run a copy of the sbatch file as Slurm does, with an srun that starts one task a "host"."""
+    write_tool(tmp_path / "bin" / "scontrol", '[ "$*" = "show hostnames nodes[1-2]" ]\necho localhost\necho other\n')
+    write_tool(
+        tmp_path / "bin" / "srun",
+        # As srun: options first, then the command once per host; the first failure ends the others.
+        'while [[ $1 == --* ]]; do [[ $1 == --chdir=* ]] && cd "${1#--chdir=}"; shift; done\n'
+        '"$@" & "$@" &\nstatus=0\nwait -n || status=$?\n[ $status = 0 ] || kill $(jobs -p)\n'
+        "wait || true\nexit $status\n",
+    )
+    spooled = tmp_path / "spool" / "slurm_script"
+    spooled.parent.mkdir()
+    spooled.write_text((LAUNCH / "slurm.sbatch").read_text())
+    job = {
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "nodes[1-2]",
+        "SLURM_JOB_ID": str(free_port()),  # the port is made of it: two test runs at once stay apart
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "NPROC_PER_NODE": "1",
+    }
+    return start(["bash", spooled, *args], {**env, **job}, tmp_path)
+
+
+@pytest.mark.dist
+def test_slurm_starts_one_torchrun_a_node(env: dict[str, str], tmp_path: Path) -> None:
+    output = finish(slurm(env, tmp_path, "--config", "configs/geo3k.py"))
+    assert "rank 0 of 2: sum 3, got ['--config', 'configs/geo3k.py']" in output
+    assert "rank 1 of 2: sum 3" in output
+
+
+@pytest.mark.dist
+def test_slurm_job_fails_when_a_rank_fails(env: dict[str, str], tmp_path: Path) -> None:
+    process = slurm(env, tmp_path, "--fail")
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode != 0
+    assert "rank 0 was told to fail" in output

@@ -1,0 +1,202 @@
+"""Program that the vLLM tests run in a process of its own: what an engine gave, and what transformers gives, as JSON.
+
+    python tests/vllm_probe.py parity OUT.json qwen2 qwen2_5_vl-tied …
+    torchrun --nproc_per_node 2 tests/vllm_probe.py ranks OUT.json TENSOR_PARALLEL_SIZE
+
+A vLLM engine cannot be taken down in process, and its import takes longer than all that is done with it here.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny
+import torch
+import torch.distributed as dist
+from PIL import Image
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer
+
+from r1.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainerConfig, UpdateConfig
+from r1.rollout.engines import ENGINES, Engine
+from r1.rollout.sampling import ModelFacts
+from r1.rollout.weight_sync import stream_weights
+from r1.types import Prompt, Rollout, SamplingParams
+
+CPU = torch.device("cpu")
+QUESTIONS = ("how many circles are there?", "name the colour of the largest shape, then stop.")
+
+
+def make_config(folder: Path, *, tensor_parallel_size: int = 1) -> Config:
+    return Config(
+        model=ModelConfig(path=str(folder), precision="float32"),
+        data=DataConfig(max_prompt_length=256, max_response_length=64, rollout_batch_size=4),
+        update=UpdateConfig(global_batch_size=4),
+        rollout=RolloutConfig(
+            limit_images=2, kv_cache_gib=0.03, max_num_seqs=16, tensor_parallel_size=tensor_parallel_size
+        ),
+        trainer=TrainerConfig(progress=False),
+    )
+
+
+def noise(width: int, height: int, seed: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height // 14, width // 14, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((width, height))
+
+
+def make_prompt(row: int, folder: Path, text: str, images: list[Image.Image]) -> Prompt:
+    parts = [{"type": "image"} for _ in images] + [{"type": "text", "text": text}]
+    messages = [{"role": "user", "content": parts if images else text}]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer(rendered).input_ids
+    prompt = Prompt(row=row, text=rendered, prompt_ids=ids, sampler_ids=ids, images=images)
+    if images:
+        inputs = AutoProcessor.from_pretrained(folder)(text=[rendered], images=images, return_tensors="pt")
+        prompt.prompt_ids = inputs["input_ids"][0].tolist()
+        prompt.pixel_values, prompt.image_grid_thw = inputs["pixel_values"], inputs["image_grid_thw"]
+    return prompt
+
+
+def make_prompts(family: str, folder: Path) -> list[Prompt]:
+    """Two text prompts; of vision families also one with one picture and one with two."""
+    prompts = [make_prompt(row, folder, text, []) for row, text in enumerate(QUESTIONS)]
+    if family in tiny.VISION_FAMILIES:
+        prompts.append(make_prompt(2, folder, QUESTIONS[0], [noise(224, 112, 1)]))
+        prompts.append(make_prompt(3, folder, QUESTIONS[1], [noise(112, 112, 2), noise(112, 168, 3)]))
+    return prompts
+
+
+def summary(rollouts: list[Rollout]) -> list[dict[str, Any]]:
+    names = ("group", "sample", "response_ids", "rollout_logprobs", "truncated")
+    return [{name: getattr(rollout, name) for name in names} for rollout in rollouts]
+
+
+def load(folder: Path) -> torch.nn.Module:
+    facts = ModelFacts.load(str(folder), ModelConfig(path=str(folder)))
+    return facts.auto_class.from_pretrained(folder, dtype=torch.float32)
+
+
+@torch.no_grad()
+def teacher_forced(model: torch.nn.Module, prompt: Prompt, response: list[int], temperature: float) -> list[float]:
+    """The logprobs of a given response in one plain forward pass over the whole vocabulary, nothing banned."""
+    ids = torch.tensor([prompt.prompt_ids + response])
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if hasattr(model.config, "image_token_id"):
+        inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).long()
+    if prompt.images:
+        inputs |= {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid_thw}
+    logprobs = (model(**inputs).logits[0, len(prompt.prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
+
+
+def random_state() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
+def host_state() -> dict[str, Any]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    return {"environment": environment, "threads": torch.get_num_threads(), "setter": torch.set_num_threads.__name__}
+
+
+def error_of(engine: Engine, weights: list[tuple[str, torch.Tensor]]) -> str:
+    try:
+        engine.load_weights(iter(weights))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def parity(name: str, root: Path) -> dict[str, Any]:
+    """Engine built on model 0, synced with model 1, then with model 2, against transformers at each."""
+    family, tied = name.removesuffix("-tied"), name.endswith("-tied")
+    folders = [tiny.make_tiny(family, root / f"{name}-{seed}", seed=seed, tie=tied) for seed in range(3)]
+    prompts, groups = make_prompts(family, folders[0]), [10, 11, 12, 13]
+    groups = groups[: len(prompts)]
+    models, config = [load(folder) for folder in folders], make_config(folders[0])
+    states, hosts, times = [random_state()], [host_state()], {"start": time.monotonic()}
+    engine = ENGINES["vllm"](str(folders[0]), config, mm_processor_kwargs=None, device=CPU)
+    states.append(random_state())
+    hosts.append(host_state())
+    times["built"] = time.monotonic()
+    reference = ENGINES["hf"](str(folders[0]), config, mm_processor_kwargs=None, device=CPU)
+    greedy = SamplingParams(temperature=0.0, max_tokens=24)
+    sampled = SamplingParams(n=4, temperature=0.7, max_tokens=24, seed=7)
+    result: dict[str, Any] = {"greedy": [], "reference": []}
+    for model in models[1:]:
+        engine.wake()
+        engine.load_weights(stream_weights(model))
+        reference.load_weights(stream_weights(model))
+        result["greedy"].append(summary(engine.generate(prompts, groups, greedy)))
+        result["reference"].append(summary(reference.generate(prompts, groups, greedy)))
+    times["greedy"] = time.monotonic()
+    first = engine.generate(prompts, groups, sampled)
+    result["sampled"] = summary(first)
+    result["sampled_again"] = summary(engine.generate(prompts[::-1], groups[::-1], sampled))
+    result["sampled_other_seed"] = summary(engine.generate(prompts, groups, dataclasses.replace(sampled, seed=8)))
+    result["sampled_reference"] = summary(reference.generate(prompts, groups, sampled))
+    result["trainer"] = [teacher_forced(models[2], prompts[groups.index(r.group)], r.response_ids, 0.7) for r in first]
+    states.append(random_state())
+    hosts.append(host_state())
+    wrong = dataclasses.replace(prompts[0], row=41, prompt_ids=[*prompts[0].prompt_ids, 5])
+    try:
+        engine.generate([wrong], [0], greedy)
+    except ValueError as error:
+        result["error_prompt"] = str(error)
+    weights = list(stream_weights(models[1]))
+    result["error_missing"] = error_of(engine, weights[:3] + weights[4:])
+    result["error_unknown"] = error_of(engine, [*weights, ("model.no_such.weight", torch.ones(2))])
+    engine.sleep()
+    times["end"] = time.monotonic()
+    result["random_state_kept"] = [state == states[0] for state in states]
+    result["host_kept"] = [host == hosts[0] for host in hosts]
+    result["times"] = {name: round(value - times["start"], 2) for name, value in times.items()}
+    result["banned"] = list(ModelFacts.load(str(folders[0]), config.model).banned_ids)
+    result["end_ids"] = [AutoConfig.from_pretrained(folders[0]).get_text_config().eos_token_id]
+    return result
+
+
+def ranks(tensor_parallel_size: int, root: Path) -> dict[str, Any]:
+    """Every rank's samples: of the same prompt as two groups where engines are many, or as one engine's."""
+    rank = dist.get_rank()
+    folders = [tiny.make_tiny("qwen2", root / f"{rank}-{seed}", seed=seed) for seed in range(2)]
+    config, model = make_config(folders[0], tensor_parallel_size=tensor_parallel_size), load(folders[1])
+    engine = ENGINES["vllm"](str(folders[0]), config, mm_processor_kwargs=None, device=CPU)
+    engine.load_weights(stream_weights(model))
+    prompt, group = make_prompt(0, folders[0], QUESTIONS[0], []), rank // tensor_parallel_size
+    sampled = SamplingParams(n=4, max_tokens=16, seed=7)
+    mine = [summary(engine.generate([prompt], [group], sampled)) for _ in range(2)]
+    mine.append(summary(engine.generate([prompt], [group], SamplingParams(temperature=0.0, max_tokens=16))))
+    reference = ENGINES["hf"](str(folders[1]), config, mm_processor_kwargs=None, device=CPU)
+    mine.append(summary(reference.generate([prompt], [group], SamplingParams(temperature=0.0, max_tokens=16))))
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    engine.close()
+    return {"ranks": gathered, "rank": rank, "group_ended": not dist.is_initialized()}
+
+
+def main() -> None:
+    task, out, *arguments = sys.argv[1:]
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        os.environ.setdefault(name, value)
+    if "MASTER_PORT" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", init_method=f"file://{out}.rendezvous", rank=0, world_size=1)
+    with tempfile.TemporaryDirectory() as root:
+        if task == "parity":
+            result = {name: parity(name, Path(root)) for name in arguments}
+        else:
+            result = ranks(int(arguments[0]), Path(root))
+    if int(os.environ["RANK"]) == 0:
+        Path(out).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Make a model folder that transformers and vLLM load out of a run or one of its checkpoints, without a GPU.
+
+python tools/merge.py runs/demo --output merged [--dtype float32] [--max_shard_gb 2]
+"""
+
+import argparse
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+
+from r1.checkpoint_files import HF, SHARDS, find_checkpoint
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def empty_model(hf_folder: Path) -> PreTrainedModel:
+    """The model of a config.json on the meta device: names and shapes, no memory."""
+    config = transformers.AutoConfig.from_pretrained(hf_folder)
+    name = (config.architectures or ["none"])[0]
+    model_class = getattr(transformers, name, None)
+    if model_class is None:
+        raise ValueError(
+            f"{hf_folder}/config.json names the architecture {name!r}, which transformers "
+            f"{transformers.__version__} has not; install the version the run was made with"
+        )
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def saved_tensors(checkpoint: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """{in-memory name: meta tensor} of the checkpoint's weights, in the model's order.
+
+    Raises:
+        ValueError: a weight of the model is missing (a tied one may be), or has another shape.
+    """
+    metadata = FileSystemReader(checkpoint / SHARDS).read_metadata().state_dict_metadata
+    there = {name.removeprefix("model."): e for name, e in metadata.items() if name.startswith("model.")}
+    expected = model.state_dict()
+    missing = [name for name in expected if name not in there and name not in model.all_tied_weights_keys]
+    wrong = [name for name, entry in there.items() if name not in expected or entry.size != expected[name].shape]
+    if missing or wrong:
+        raise ValueError(
+            f"{checkpoint}/{SHARDS} does not fit {checkpoint}/{HF}/config.json: missing {missing[:3]}, unknown or of "
+            f"another shape {wrong[:3]}; {HF}/ must be the one that was saved with it"
+        )
+    return {
+        name: torch.empty(there[name].size, dtype=there[name].properties.dtype, device="meta")
+        for name in expected
+        if name in there
+    }
+
+
+def conversion_groups(model: PreTrainedModel, tensors: dict[str, Tensor]) -> list[tuple[list[str], dict[str, Tensor]]]:
+    """What to convert together: (in-memory names, {name that save_pretrained would write: meta tensor}).
+
+    Nearly every tensor becomes one or more saved tensors by itself, so it can be read, converted and written alone;
+    those that the file format joins with others form one last group.
+    """
+    whole = {name: tensor.shape for name, tensor in revert_weight_conversion(model, dict(tensors)).items()}
+    groups, together = [], []
+    for name, tensor in tensors.items():
+        alone = revert_weight_conversion(model, {name: tensor})
+        if all(whole.get(saved) == part.shape for saved, part in alone.items()):
+            groups.append(([name], alone))
+        else:
+            together.append(name)
+    if together:
+        groups.append((together, revert_weight_conversion(model, {name: tensors[name] for name in together})))
+    names = [saved for _, parts in groups for saved in parts]
+    assert sorted(names) == sorted(whole), f"conversion in parts gives other names: {set(names) ^ set(whole)}"
+    return groups
+
+
+def plan_files(groups: list[tuple[list[str], dict[str, Tensor]]], dtype: torch.dtype, limit: float) -> dict[str, str]:
+    """{saved name: file}, filled in order, each file up to limit bytes or one tensor."""
+    numbers, size, number = {}, 0, 0
+    for _, parts in groups:
+        for name, tensor in parts.items():
+            nbytes = tensor.numel() * _converted(tensor, dtype).element_size()
+            if size and size + nbytes > limit:
+                number, size = number + 1, 0
+            numbers[name], size = number, size + nbytes
+    if number == 0:
+        return dict.fromkeys(numbers, "model.safetensors")
+    return {name: f"model-{n + 1:05d}-of-{number + 1:05d}.safetensors" for name, n in numbers.items()}
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def read_converted(
+    checkpoint: Path,
+    model: PreTrainedModel,
+    tensors: dict[str, Tensor],
+    groups: list[tuple[list[str], dict[str, Tensor]]],
+    dtype: torch.dtype,
+) -> Iterator[tuple[str, Tensor]]:
+    """(saved name, tensor in dtype) in the order of groups, of which tensors gives the sizes, with one group in memory at a time."""
+    for names, _ in groups:
+        values = {f"model.{name}": torch.empty_like(tensors[name], device="cpu") for name in names}
+        dcp.load(values, checkpoint_id=checkpoint / SHARDS, no_dist=True)
+        values = {name.removeprefix("model."): values[name] for name in list(values)}
+        for name, tensor in revert_weight_conversion(model, values).items():
+            yield name, _converted(tensor, dtype).contiguous()
+
+
+def write_files(tensors: Iterator[tuple[str, Tensor]], file_of: dict[str, str], output: Path) -> None:
+    """Write each file as soon as its last tensor has come, and the index if there are several."""
+    current: dict[str, Tensor] = {}
+    total = 0
+    for name, tensor in tensors:
+        if current and file_of[name] != file_of[next(iter(current))]:
+            save_file(current, output / file_of[next(iter(current))], metadata={"format": "pt"})
+            current = {}
+        # A view of a bigger tensor (an expert of a stack) would be written with all of it in memory.
+        current[name] = tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+        total += tensor.nbytes
+    save_file(current, output / file_of[next(iter(current))], metadata={"format": "pt"})
+    if len(set(file_of.values())) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))}
+        (output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _with_dtype(value: Any, dtype: str) -> Any:
+    """A config.json with every dtype in it replaced, those of nested configs too."""
+    if isinstance(value, dict):
+        return {k: dtype if k in ("dtype", "torch_dtype") else _with_dtype(v, dtype) for k, v in value.items()}
+    return value
+
+
+def verify(output: Path, file_of: dict[str, str], expected: dict[str, Tensor], dtype: torch.dtype) -> None:
+    """Reopen what was written: every name once, in its file, shape and dtype. Raises ValueError otherwise."""
+    found: dict[str, str] = {}
+    for file in sorted(set(file_of.values())):
+        with safe_open(output / file, framework="pt") as tensors:
+            for name in tensors.keys():
+                part, want = tensors.get_slice(name), _converted(expected[name], dtype)
+                # One element, for its dtype: safetensors has its own names for them.
+                have = tensors.get_tensor(name).dtype if not want.shape else part[:1].dtype
+                if part.get_shape() != list(want.shape) or have != want.dtype:
+                    raise ValueError(
+                        f"{output / file}: {name} is {have} {part.get_shape()} and should be {want.dtype} "
+                        f"{list(want.shape)}; merge again into a new folder"
+                    )
+                found[name] = file
+    if found != file_of:
+        raise ValueError(f"{output} lacks {sorted(file_of.keys() - found.keys())[:3]}; merge again into a new folder")
+
+
+def merge(source: str | Path, output: Path, *, dtype: str = "bfloat16", max_shard_gb: float = 2.0) -> None:
+    """Write the model of a run (its newest complete checkpoint) or of one checkpoint to output."""
+    checkpoint = find_checkpoint(source)
+    if output.exists() and any(output.iterdir()):
+        raise ValueError(f"--output {output} is not empty; give a new folder or empty it")
+    print(f"taking {checkpoint}")
+    model = empty_model(checkpoint / HF)
+    tensors = saved_tensors(checkpoint, model)
+    groups = conversion_groups(model, tensors)
+    expected = {name: tensor for _, parts in groups for name, tensor in parts.items()}
+    file_of = plan_files(groups, DTYPES[dtype], max_shard_gb * 1e9)
+    shutil.copytree(checkpoint / HF, output, dirs_exist_ok=True)
+    config = json.loads((output / "config.json").read_text())
+    config = {"dtype": dtype} | _with_dtype(config, dtype)
+    (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_files(read_converted(checkpoint, model, tensors, groups, DTYPES[dtype]), file_of, output)
+    verify(output, file_of, expected, DTYPES[dtype])
+    parameters = sum(tensor.numel() for tensor in expected.values())
+    print(
+        f"merged {checkpoint.name} into {output}: {len(expected)} tensors, {parameters:,} parameters, {dtype}, "
+        f"{len(set(file_of.values()))} file(s), reopened and checked. transformers and vLLM load this folder"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("source", help="run folder (its newest complete checkpoint is taken) or checkpoint folder")
+    parser.add_argument("--output", type=Path, required=True, help="new folder for the model")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser.add_argument("--max_shard_gb", type=float, default=2.0, help="size of a safetensors file; bounds memory")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be here
+    try:
+        merge(arguments.source, arguments.output, dtype=arguments.dtype, max_shard_gb=arguments.max_shard_gb)
+    except ValueError as error:
+        raise SystemExit(f"merge: {error}") from error
+
+
+if __name__ == "__main__":
+    main()
