@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
-from transformers.utils import cached_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+from transformers.utils.hub import cached_file
 
 from r1.checkpoint_files import (
     HF,
@@ -97,7 +98,9 @@ class Checkpoints:
             return find_checkpoint(self.config.checkpoint.load_path)
         return self.latest() if self.config.checkpoint.resume else None
 
-    def save(self, state: TrainerState, *, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> Path:
+    def save(
+        self, state: TrainerState, *, model: PreTrainedModel, optimizer: Optimizer, scheduler: LRScheduler
+    ) -> Path:
         """Write step state.step; every rank takes part. A kill at any moment leaves the earlier checkpoints valid."""
         folder = self.folder / f"step_{state.step:06d}"
         rng = rng_state()
@@ -107,7 +110,7 @@ class Checkpoints:
                 self._clean(folder)
                 (folder / HF).mkdir(parents=True)
         with self._all_or_none(folder):
-            dcp.save(
+            save_shards(
                 model_values(model) | optimizer_values(model, optimizer),
                 checkpoint_id=folder / SHARDS,
                 no_dist=not dist.is_initialized(),
@@ -140,7 +143,7 @@ class Checkpoints:
             values = model_values(model)
             check_names(path, values, there)
             values |= empty_optimizer_values(model, optimizer, there)
-            dcp.load(values, checkpoint_id=path / SHARDS, no_dist=not dist.is_initialized())
+            load_shards(values, checkpoint_id=path / SHARDS, no_dist=not dist.is_initialized())
         except CheckpointException as error:
             raise ValueError(f"{path} cannot be read: {_first_cause(error)}; use an earlier checkpoint") from error
         set_optimizer_values(model, optimizer, values)
@@ -184,7 +187,7 @@ class Checkpoints:
             if STEP_FOLDER.fullmatch(path.name) and (path == folder or path not in complete):
                 remove(path)
 
-    def _write_hf(self, folder: Path, model: nn.Module) -> None:
+    def _write_hf(self, folder: Path, model: PreTrainedModel) -> None:
         config = model.config
         if not config.architectures:  # FSDP2 puts its name before the class's
             config.architectures = [type(model).__name__.removeprefix("FSDP")]
@@ -205,7 +208,7 @@ class Checkpoints:
             raise OSError(f"the files of ranks {missing} are not there; trainer.output_dir must be on a shared disk")
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
         older = complete_checkpoints(self.folder)
-        sequence = 1 + max((read_marker(p)["sequence"] for p in older), default=0)
+        sequence = 1 + max((m["sequence"] for m in map(read_marker, older) if m is not None), default=0)
         marker = {"step": state.step, "sequence": sequence, "policy_version": state.policy_version}
         marker |= {"world_size": self.world_size, "saved_at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         marker |= {"versions": {name: version(name) for name in ("torch", "transformers")}, "files": files}

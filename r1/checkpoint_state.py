@@ -127,7 +127,8 @@ def load_schedule(optimizer: Optimizer, scheduler: LRScheduler, saved: dict[str,
 
 def rng_state() -> dict[str, Any]:
     """This rank's random number generators, as values that torch.load reads with weights_only."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state: Any = np.random.get_state()
+    kind, keys, position, has_gauss, gauss = numpy_state
     state = {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),

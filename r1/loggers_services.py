@@ -62,8 +62,8 @@ class Wandb:
 
     def samples(self, step: int, kind: str, records: list[dict[str, Any]]) -> None:
         if records:
-            columns = list(records[0])
-            rows = [[str(record.get(column)) for column in columns] for record in records]
+            columns: list[Any] = list(records[0])
+            rows: list[Any] = [[str(record.get(column)) for column in columns] for record in records]
             self.run.log({"step": step, f"samples/{kind}": self.wandb.Table(columns=columns, data=rows)})
 
     def close(self) -> None:

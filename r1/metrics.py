@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from r1.config import Config
 from r1.metrics_flops import Packed, mfu, update_flops
@@ -148,7 +149,7 @@ def step_metrics(
     rollouts: Sequence[Rollout],
     minibatches: Sequence[Sequence[ScoredMicrobatch]],
     timer: Timer,
-    model: nn.Module,
+    model: PreTrainedModel,
     config: Config,
     ranks: Ranks,
 ) -> dict[str, float]:

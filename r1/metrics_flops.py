@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 PEAK_FLOPS = {
     "B200": 2250e12,
@@ -72,7 +73,7 @@ class ModelSize:
     merged: float = 0.0  # projector, per image token
 
     @staticmethod
-    def of(model: nn.Module) -> "ModelSize":
+    def of(model: PreTrainedModel) -> "ModelSize":
         sums = {"text": 0.0, "head": 0.0, "patch": 0.0, "merged": 0.0}
         for name, parameter in model.named_parameters():
             flops = (6 if parameter.requires_grad else 2) * parameter.numel()
@@ -88,7 +89,7 @@ class ModelSize:
         return ModelSize(**sums)
 
 
-def update_flops(model: nn.Module, microbatches: Iterable[Packed]) -> float:
+def update_flops(model: PreTrainedModel, microbatches: Iterable[Packed]) -> float:
     """FLOPs of one forward and backward pass over packed microbatches, prompts counted once as they are computed."""
     size, config = ModelSize.of(model), model.config
     text, vision = config.get_text_config(), getattr(config, "vision_config", None)

@@ -3,6 +3,7 @@
 import datetime
 import os
 import random
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +58,10 @@ def world_from_env() -> tuple[int, int]:
 
 def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
     """Join the process group (gloo for CPU tensors, NCCL for CUDA tensors) and lay out the mesh."""
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", "29500")
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if "RANK" not in os.environ:  # plain `python -m r1.train`: a launch of one; vLLM reads these too
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -81,11 +82,17 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
         tensor_parallel_size=tensor_parallel_size,
         device=device,
         mesh=mesh,
     )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def seed_everything(seed: int, *, deterministic: bool) -> None:

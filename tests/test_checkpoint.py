@@ -21,6 +21,7 @@ from r1.checkpoint import Checkpoints, TrainerState
 from r1.checkpoint_files import find_checkpoint
 from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, TrainerConfig
 from tests.tiny import make_tiny
+from tools.merge import merge
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_a_new_learning_rate_is_used_at_the_saved_place_of_the_schedule(tiny: Pa
     assert second.scheduler.get_last_lr() == [0.25 / 5]
 
 
-@pytest.mark.parametrize("stage", ["dcp.save", "write_synced", "write_text_atomically"])
+@pytest.mark.parametrize("stage", ["save_shards", "write_synced", "write_text_atomically"])
 def test_kill_during_a_save_leaves_the_earlier_checkpoint(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -154,8 +155,7 @@ def test_kill_during_a_save_leaves_the_earlier_checkpoint(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        holder, _, name = stage.rpartition(".")
-        patch.setattr(r1.checkpoint.dcp if holder else r1.checkpoint, name, die)
+        patch.setattr(r1.checkpoint, stage, die)
         with pytest.raises(KeyboardInterrupt):
             save_steps(checkpoints, trainee, 4)
     half = checkpoints.folder / "step_000004"
@@ -312,4 +312,7 @@ def test_two_ranks_save_and_two_or_one_load(tiny: Path, tmp_path: Path, caplog: 
     assert_same(alone.weights(), torch.load(tmp_path / "weights.pt"))
     step = alone.optimizer.state[alone.model.model.embed_tokens.weight]["step"]
     assert step == 2 and alone.scheduler.last_epoch == 2
+    merge(tmp_path / "run", tmp_path / "merged", dtype="float32")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert_same(dict(merged.named_parameters()), alone.weights())
     alone.train(1)

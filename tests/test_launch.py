@@ -1,9 +1,11 @@
 """The launch scripts, on loopback: several "hosts" of one or two ranks that add their ranks up."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ total = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(total)
 if "--fail" in sys.argv and dist.get_rank() == 0:
     sys.exit("rank 0 was told to fail")
-dist.barrier() if "--fail" not in sys.argv else None
+dist.barrier()  # with --fail the others wait here for rank 0, as trainers do in a collective
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item()}, got {sys.argv[1:]}", flush=True)
 dist.destroy_process_group()
 """
@@ -45,17 +47,24 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 def start(command: list[str | Path], env: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [str(c) for c in command], env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [str(c) for c in command],
+        env=env,
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that finish() ends what the script started, too
     )
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """Output of a process that must end well in time."""
+def finish(process: subprocess.Popen[str], *, ok: bool = True) -> str:
+    """Output of a process that must end in time, well or (ok=False) badly; nothing it started outlives the call."""
     try:
         output, _ = process.communicate(timeout=TIMEOUT_S)
     finally:
-        process.kill()
-    assert process.returncode == 0, output
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode == 0) == ok, output
     return output
 
 
@@ -98,8 +107,8 @@ def slurm(env: dict[str, str], tmp_path: Path, *args: str) -> subprocess.Popen[s
         tmp_path / "bin" / "srun",
         # As srun: options first, then the command once per host; the first failure ends the others.
         'while [[ $1 == --* ]]; do [[ $1 == --chdir=* ]] && cd "${1#--chdir=}"; shift; done\n'
-        '"$@" & "$@" &\nstatus=0\nwait -n || status=$?\n[ $status = 0 ] || kill $(jobs -p)\n'
-        "wait || true\nexit $status\n",
+        '"$@" & "$@" &\nstatus=0\nwait -n || status=$?\n'
+        "[ $status != 0 ] || wait -n || status=$?\n[ $status = 0 ] || kill $(jobs -p) || true\nwait\nexit $status\n",
     )
     spooled = tmp_path / "spool" / "slurm_script"
     spooled.parent.mkdir()
@@ -123,7 +132,4 @@ def test_slurm_starts_one_torchrun_a_node(env: dict[str, str], tmp_path: Path) -
 
 @pytest.mark.dist
 def test_slurm_job_fails_when_a_rank_fails(env: dict[str, str], tmp_path: Path) -> None:
-    process = slurm(env, tmp_path, "--fail")
-    output, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode != 0
-    assert "rank 0 was told to fail" in output
+    assert "rank 0 was told to fail" in finish(slurm(env, tmp_path, "--fail"), ok=False)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -123,8 +123,8 @@ class FakeMicrobatch:
     hidden_index: Tensor
     packing: SimpleNamespace
     image_grid_thw: Tensor | None = None
-    rollout_logprobs: Tensor = torch.tensor([-1.0, -1.0, -9.0])
-    old_logprobs: Tensor | None = torch.tensor([-1.5, -1.0, -1.0])
+    rollout_logprobs: Tensor = field(default_factory=lambda: torch.tensor([-1.0, -1.0, -9.0]))
+    old_logprobs: Tensor | None = field(default_factory=lambda: torch.tensor([-1.5, -1.0, -1.0]))
 
     def own(self, values: Tensor) -> Tensor:
         return values[:2]  # the third token only keeps ranks in step
@@ -153,7 +153,7 @@ def test_text_flops_by_hand(tie: bool) -> None:
     model = meta_model("qwen2", tie=tie)
     # A prompt of 3 and one response of 4 of which 3 are computed: 6 packed tokens, 4 predicted positions.
     batch = packed(6, 4, [0, 3, 6], [0, 3, 9])
-    # 2 layers, hidden 128: q 128 x 128 + 128, k and v 64 x 128 + 64 each, o 128 x 128, mlp 3 x 128 x 192, norms 2 x 128.
+    # 2 layers, hidden 128: q 128 x 128 + 128, k and v 64 x 128 + 64, o 128 x 128, mlp 3 x 128 x 192, norms 2 x 128.
     layer = (128 * 128 + 128) + 2 * (64 * 128 + 64) + 128 * 128 + 3 * 128 * 192 + 2 * 128
     text, head = 2 * layer + 128, 320 * 128
     pairs = (1 + 2 + 3) + (4 + 5 + 6)

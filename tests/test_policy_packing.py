@@ -66,6 +66,8 @@ def alone(model: nn.Module, rollout: Rollout, prompt: Prompt, vision: VisionSpec
         inputs |= {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid_thw}
         inputs["mm_token_type_ids"] = (ids == vision.image_token_id).int()
     logits = model(**inputs, use_cache=False).logits[0].float() / temperature
+    if vision is not None:
+        logits[:, list(vision.banned_ids)] = -torch.inf
     at = torch.arange(len(rollout.prompt_ids) - 1, ids.shape[1] - 1)
     return logits[at].log_softmax(-1).gather(-1, ids[0, at + 1][:, None])[:, 0]
 

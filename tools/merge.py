@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -47,7 +48,11 @@ def saved_tensors(checkpoint: Path, model: PreTrainedModel) -> dict[str, Tensor]
         ValueError: a weight of the model is missing (a tied one may be), or has another shape.
     """
     metadata = FileSystemReader(checkpoint / SHARDS).read_metadata().state_dict_metadata
-    there = {name.removeprefix("model."): e for name, e in metadata.items() if name.startswith("model.")}
+    there = {
+        name.removeprefix("model."): entry
+        for name, entry in metadata.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
     expected = model.state_dict()
     missing = [name for name in expected if name not in there and name not in model.all_tied_weights_keys]
     wrong = [name for name, entry in there.items() if name not in expected or entry.size != expected[name].shape]
@@ -109,10 +114,10 @@ def read_converted(
     groups: list[tuple[list[str], dict[str, Tensor]]],
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(saved name, tensor in dtype) in the order of groups, of which tensors gives the sizes, with one group in memory at a time."""
+    """(saved name, tensor in dtype) in the order of groups, one of which is in memory at a time; tensors has sizes."""
     for names, _ in groups:
         values = {f"model.{name}": torch.empty_like(tensors[name], device="cpu") for name in names}
-        dcp.load(values, checkpoint_id=checkpoint / SHARDS, no_dist=True)
+        load_shards(values, checkpoint_id=checkpoint / SHARDS, no_dist=True)
         values = {name.removeprefix("model."): values[name] for name in list(values)}
         for name, tensor in revert_weight_conversion(model, values).items():
             yield name, _converted(tensor, dtype).contiguous()

@@ -32,12 +32,14 @@ class ChatFormat:
 
     def render(self, row: dict[str, Any], num_images: int) -> str:
         """The row's chat text, up to where the response begins; RowError: no text, or tags that do not match images."""
-        return self.tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             self._messages(row, num_images),
             chat_template=self.chat_template,
             tokenize=False,
             add_generation_prompt=True,
         )
+        assert isinstance(text, str), f"{type(text)=}"
+        return text
 
     def _messages(self, row: dict[str, Any], num_images: int) -> list[dict[str, Any]]:
         """System prompt and one user turn, in typed parts where the row has images."""

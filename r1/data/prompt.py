@@ -49,9 +49,10 @@ class Renderer:
         self._tokenizer_lock = threading.Lock()
         self.image_processor: Any = None
         if processor is not None:
-            self.image_processor = processor.image_processor
-            self.image_token_id: int = processor.image_token_id
-            self.video_token_id: int = processor.video_token_id
+            qwen_processor: Any = processor  # its base class does not declare these
+            self.image_processor = qwen_processor.image_processor
+            self.image_token_id: int = qwen_processor.image_token_id
+            self.video_token_id: int = qwen_processor.video_token_id
             factor = self.image_processor.patch_size * self.image_processor.merge_size
             self.bounds = {"factor": factor, "min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
             smart_resize(factor, factor, **self.bounds)
@@ -121,8 +122,9 @@ class Renderer:
         if images:
             # do_resize=False: the one resize has been done.
             pixels = self.image_processor(images=images, do_resize=False, return_tensors="pt")
-            prompt.pixel_values, prompt.image_grid_thw = pixels["pixel_values"].float(), pixels["image_grid_thw"]
-            counts = (prompt.image_grid_thw.prod(dim=1) // self.image_processor.merge_size**2).tolist()
+            prompt.pixel_values, grid = pixels["pixel_values"].float(), pixels["image_grid_thw"]
+            prompt.image_grid_thw = grid
+            counts = (grid.prod(dim=1) // self.image_processor.merge_size**2).tolist()
             prompt.prompt_ids = _expand(sampler_ids, self.image_token_id, counts)
         return prompt
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import datasets
 import pyarrow.parquet
+from datasets.exceptions import DatasetGenerationError
 
 JSON_KINDS = (".json", ".jsonl")
 TABLE_KINDS = (".parquet", ".arrow")
@@ -130,7 +131,7 @@ def _load_folder(folder: Path, split: str) -> Rows:
     """A folder that `save_to_disk` wrote, or one of data files: those whose path has the split's name in it."""
     name, _, _ = split.partition("[")
     if (folder / "dataset_dict.json").exists():
-        saved = datasets.load_from_disk(str(folder))
+        saved: Any = datasets.load_from_disk(str(folder))
         if name not in saved:
             raise ValueError(
                 f"{folder} has no split {name!r}; it has {', '.join(saved)}: write {folder}@{next(iter(saved))}"
@@ -186,7 +187,7 @@ def _read_files(files: Sequence[Path]) -> Rows:
             raise ValueError(f"{path} is not a readable parquet file ({error}); write it anew") from error
     try:
         rows = datasets.load_dataset(kind[1:], data_files=[str(path) for path in files], split="train")
-    except (datasets.exceptions.DatasetGenerationError, ValueError, OSError) as error:
+    except (DatasetGenerationError, ValueError, OSError) as error:
         cause = error.__cause__ or error
         raise ValueError(f"cannot read {', '.join(map(str, files))}: {cause}; write it anew") from error
     return _keep_encoded(rows)

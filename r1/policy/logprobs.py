@@ -1,12 +1,19 @@
 """Log-probabilities and entropy of chosen tokens from hidden states, never holding [tokens, vocabulary] logits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-def _chunk(hidden: Tensor, lm_head: nn.Module, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk(
+    hidden: Tensor, lm_head: nn.Module, labels: Tensor, temperature: float, banned: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     logits = lm_head(hidden).float() / temperature  # [R, V]
+    if banned:
+        # Finite: the entropy below multiplies it by a probability of 0.
+        logits = logits.index_fill(-1, torch.tensor(banned, device=logits.device), -1e9)
     log_z = logits.logsumexp(dim=-1)
     logprobs = logits.gather(-1, labels[:, None])[:, 0] - log_z
     with torch.no_grad():
@@ -15,7 +22,13 @@ def _chunk(hidden: Tensor, lm_head: nn.Module, labels: Tensor, temperature: floa
 
 
 def chunked_logprobs(
-    hidden: Tensor, lm_head: nn.Module, labels: Tensor, *, temperature: float, chunk_tokens: int
+    hidden: Tensor,
+    lm_head: nn.Module,
+    labels: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    banned: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """log softmax(lm_head(hidden) / temperature) at the labels, and the entropy of that distribution.
 
@@ -24,6 +37,7 @@ def chunked_logprobs(
     Args:
         hidden: [R, H], position r predicts labels[r].
         labels: [R] int64.
+        banned: token ids that the sampler never draws; their probability is 0 here as it is there.
         temperature: the sampling temperature, so that the ratio to the sampler's logprobs is 1 for equal weights.
 
     Returns:
@@ -33,7 +47,8 @@ def chunked_logprobs(
     for start in range(0, max(len(labels), 1), chunk_tokens):
         rows = slice(start, start + chunk_tokens)
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_chunk, hidden[rows], lm_head, labels[rows], temperature, use_reentrant=False))
+            inputs = (hidden[rows], lm_head, labels[rows], temperature, banned)
+            parts.append(checkpoint(_chunk, *inputs, use_reentrant=False))
         else:
-            parts.append(_chunk(hidden[rows], lm_head, labels[rows], temperature))
+            parts.append(_chunk(hidden[rows], lm_head, labels[rows], temperature, banned))
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])

@@ -20,6 +20,7 @@ from transformers import (
 from r1.config import ModelConfig
 from r1.policy.attention import PACKED, VISION, Packing
 from r1.policy.logprobs import chunked_logprobs
+from r1.policy.packing import VisionSpec
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """model_type values whose packed forward is proven equal to separate rows by tests."""
@@ -61,8 +62,14 @@ def _packed_forward(
     """logprobs and entropy, [R] float32 nats each, of labels predicted from packed positions hidden_index."""
     # use_cache=False and no attention_mask: anything else makes transformers build a mask of its own.
     hidden = self.model(**inputs, packing=packing, use_cache=False).last_hidden_state[0]
+    vision = VisionSpec.from_config(self.config)
     return chunked_logprobs(
-        hidden[hidden_index], self.lm_head, labels, temperature=temperature, chunk_tokens=chunk_tokens
+        hidden[hidden_index],
+        self.lm_head,
+        labels,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+        banned=() if vision is None else vision.banned_ids,
     )
 
 

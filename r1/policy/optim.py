@@ -27,7 +27,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
     if trained[0].dtype == torch.bfloat16:
         from optimi import AdamW as KahanAdamW
 
-        return KahanAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, kahan_sum=True)
+        return KahanAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, kahan_sum=True, triton=False)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
 
 

@@ -19,6 +19,7 @@ class VisionSpec:
     image_token_id: int
     merge_size: int  # patches per token along each side
     patch_dim: int  # values of one flattened patch
+    banned_ids: tuple[int, ...]  # image and video tokens: never part of a response
 
     @staticmethod
     def from_config(config: PretrainedConfig) -> "VisionSpec | None":
@@ -29,6 +30,7 @@ class VisionSpec:
         return VisionSpec(
             image_token_id=config.image_token_id,
             merge_size=vision.spatial_merge_size,
+            banned_ids=tuple(sorted({config.image_token_id, config.video_token_id})),
             patch_dim=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
         )
 

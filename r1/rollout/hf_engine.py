@@ -110,15 +110,7 @@ class HfEngine:
         stop_ids = [] if sampling.ignore_eos else list(self._facts.stop_ids)
         sequences = self._model.generate(
             **self._inputs(prompt, sampling.n),
-            generation_config=GenerationConfig(
-                max_new_tokens=sampling.max_tokens,
-                do_sample=sampling.temperature > 0,
-                temperature=1.0,  # ours are in the processors, before the recorder
-                top_k=0,
-                top_p=1.0,
-                eos_token_id=stop_ids or None,
-                pad_token_id=self._facts.stop_ids[0] if self._facts.stop_ids else 0,
-            ),
+            generation_config=self._generation_config(sampling, stop_ids),
             logits_processor=LogitsProcessorList([*self._processors(sampling), recorder]),
         )
         logprobs = recorder.finish(sequences).tolist()
@@ -133,6 +125,16 @@ class HfEngine:
                 )
             )
         return rollouts
+
+    def _generation_config(self, sampling: SamplingParams, stop_ids: list[int]) -> GenerationConfig:
+        # Temperature, top-k and top-p are in our own processors, before the recorder.
+        neutral = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+        return GenerationConfig(
+            max_new_tokens=sampling.max_tokens,
+            eos_token_id=stop_ids or None,
+            pad_token_id=self._facts.stop_ids[0] if self._facts.stop_ids else 0,
+            **(neutral if sampling.temperature > 0 else {"do_sample": False}),
+        )
 
     def _inputs(self, prompt: Prompt, n: int) -> dict[str, Tensor]:
         ids = torch.tensor([prompt.prompt_ids], device=self._device).repeat(n, 1)

@@ -101,7 +101,7 @@ class WeightNames:
     def checked(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Pass weights through; a name that the model lacks, or at the end a missing one, is a ValueError.
 
-        A weight that a sync leaves out keeps its old value in the engine, which would sample on, from no policy of ours.
+        A weight that a sync leaves out keeps its old value in the engine, and would sample from no policy of ours.
         """
         advice = "send named_parameters() of the same model class, under transformers' own names"
         received = set()

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 IMAGE_CACHE_GIB = 1.0
 """Host memory for processed pictures, so that a prompt's n requests process them once. They come one after another."""
+LOAD_FORMAT = "r1"
+"""Reads no weights: every step begins with a sync."""
 BAN = -100.0
 """vLLM's lowest logit bias; at its highest temperature, 2, it leaves exp(-50) of a probability."""
 
@@ -35,7 +37,7 @@ BAN = -100.0
 class VllmEngine:
     """A vLLM engine over this rank, or over the ranks of its tensor-parallel group, sharing the trainer's memory.
 
-    Weights are random until the first load_weights. On CUDA a sleeping engine holds neither weights nor KV cache, so a
+    On CUDA a sleeping engine holds neither weights nor KV cache, so a
     step is wake, load_weights, generate, sleep; on CPU the memory stays, and the same calls are made.
     """
 
@@ -59,6 +61,7 @@ class VllmEngine:
         with _callers_state(device):
             from vllm import LLM
 
+            _register_loader()
             self._llm = LLM(**self._arguments(model_path, config, mm_processor_kwargs))
 
     def _arguments(self, model_path: str, config: Config, mm_processor_kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -68,7 +71,9 @@ class VllmEngine:
             "model": model_path,
             "tokenizer": config.model.tokenizer_path or model_path,
             "trust_remote_code": self._trust_remote_code,
-            "load_format": "dummy",  # every step begins with a sync
+            # Not "dummy", though every step begins with a sync: that fills buffers too, such as the mean and deviation
+            # that vLLM 0.32 normalizes pictures with, and no sync brings those back.
+            "load_format": "auto",
             "dtype": config.engine_dtype,
             "distributed_executor_backend": "external_launcher",
             "tensor_parallel_size": rollout.tensor_parallel_size,
@@ -88,7 +93,7 @@ class VllmEngine:
         if self._facts.image_token_id is not None:
             arguments["limit_mm_per_prompt"] = {"image": rollout.limit_images, "video": 0}
             arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
-            arguments["mm_processor_kwargs"] = mm_processor_kwargs
+            arguments["mm_processor_kwargs"] = mm_processor_kwargs or None
         return arguments
 
     def wake(self) -> None:
@@ -197,6 +202,26 @@ class VllmEngine:
             dist.destroy_process_group()
 
 
+def _register_loader() -> None:
+    """Teach vLLM a load format that leaves buffers as the model made them.
+
+    Its own "dummy" draws persistent buffers at random too, and no sync would set them right: vllm 0.32's Qwen-VL
+    models keep the mean and deviation that they normalize pictures with in such buffers.
+    """
+    from vllm.model_executor.model_loader import register_model_loader
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+
+    class SyncedLater(BaseModelLoader):
+        def download_model(self, model_config: Any) -> None:
+            pass
+
+        def load_weights(self, model: nn.Module, model_config: Any) -> None:
+            for parameter in model.parameters():
+                parameter.data.uniform_(-1e-3, 1e-3)
+
+    register_model_loader(LOAD_FORMAT)(SyncedLater)
+
+
 def _rollout(output: "RequestOutput", prompt: Prompt, *, group: int, sample: int) -> Rollout:
     if output.prompt_token_ids != prompt.prompt_ids:
         raise ValueError(
@@ -224,11 +249,11 @@ def _bar(*args: Any, **kwargs: Any) -> tqdm:
 def _set_environment(device: torch.device) -> None:
     """What vLLM reads from the environment, set before its import and left set; a user's own values stand."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # external_launcher insists
-    defaults = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+    # ERROR: a healthy start and every CPU sync come with a dozen warnings a rank ("Failed to load weights" of rotary
+    # embeddings, which have none); what matters of them is checked here.
+    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     if importlib.util.find_spec("flashinfer") is None:
         defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    if device.type == "cpu":
-        defaults["TORCHDYNAMO_DISABLE"] = "1"  # else the first request waits half a minute for compiles
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -244,6 +269,7 @@ def _callers_state(device: torch.device) -> Iterator[None]:
     environment = dict(os.environ)
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     dynamo_disabled = torch._dynamo.config.disable
+    # On CPU the first request would wait half a minute for compiles.
     torch._dynamo.config.disable = dynamo_disabled or device.type == "cpu"
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
