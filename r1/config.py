@@ -33,11 +33,9 @@ from r1.sections import (
 )
 
 __all__ = [
-    "Config",
-    "load_config",
-    "config_to_json",
     "AlgorithmConfig",
     "CheckpointConfig",
+    "Config",
     "DataConfig",
     "ModelConfig",
     "OptimConfig",
@@ -47,6 +45,8 @@ __all__ = [
     "TrainerConfig",
     "UpdateConfig",
     "ValSamplingConfig",
+    "config_to_json",
+    "load_config",
 ]
 
 
@@ -143,8 +143,8 @@ class Config:
             responses = size * self.rollout.n
             require(
                 responses >= world_size,
-                f"{name}={size} x rollout.n={self.rollout.n} = {responses} responses are fewer than {world_size} ranks; "
-                f"use at least {math.ceil(world_size / self.rollout.n)}",
+                f"{name}={size} x rollout.n={self.rollout.n} = {responses} responses are fewer than {world_size} ranks;"
+                f" use at least {math.ceil(world_size / self.rollout.n)}",
             )
         fsdp = self.parallel.fsdp_size
         require(

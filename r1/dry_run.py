@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from r1.config import Config
-from r1.data.rows import load_rows, parse_source
 from r1.data.loader import check_columns
+from r1.data.rows import load_rows, parse_source
 from r1.data.setup import load_data
 from r1.policy.model import load_model_config
 from r1.rewards.runner import check_reward_function
@@ -21,7 +21,11 @@ def dry_run(config: Config, world_size: int, local_world_size: int) -> str:
     """
     config.check_world_size(world_size, local_world_size)
     check_files(config)
-    lines = [f"run        {config.run_dir}", *_layout(config, world_size, local_world_size), *_batches(config, world_size)]
+    lines = [
+        f"run        {config.run_dir}",
+        *_layout(config, world_size, local_world_size),
+        *_batches(config, world_size),
+    ]
     lines += [f"reward     {config.reward.function}: found, loads, takes its arguments"]
     lines += _model(config)
     lines += _data(config)
@@ -36,7 +40,10 @@ def check_files(config: Config) -> None:
         path = getattr(config.data, name)
         if path is not None and not Path(path).exists():
             raise ValueError(f"data.{name}={path!r} does not exist (relative paths start at {Path.cwd()})")
-    for option, source in (("data.train_files", config.data.train_files), *(("data.val_files", v) for v in config.data.val_files)):
+    for option, source in (
+        ("data.train_files", config.data.train_files),
+        *(("data.val_files", v) for v in config.data.val_files),
+    ):
         parsed = parse_source(source)
         if parsed.path is None and not _on_hub(parsed.location):
             raise ValueError(f"{option}={source!r}: no such file or folder, and not a hub id like owner/name")
@@ -45,7 +52,11 @@ def check_files(config: Config) -> None:
 
 
 def _on_hub(location: str) -> bool:
-    return location.count("/") <= 1 and not location.startswith((".", "/", "~")) and not Path(location).suffix.startswith(".json")
+    return (
+        location.count("/") <= 1
+        and not location.startswith((".", "/", "~"))
+        and not Path(location).suffix.startswith(".json")
+    )
 
 
 def _looks_local(path: str) -> bool:
@@ -116,4 +127,5 @@ def _data(config: Config) -> Iterator[str]:
     for source in local_data:
         rows = load_rows(source)
         check_columns(rows, config.data, source=source)
-        yield f"data       {source}: {len(rows)} rows, columns {', '.join(rows.column_names)} (tokenizer not here: lengths not checked)"
+        columns = ", ".join(rows.column_names)
+        yield f"data       {source}: {len(rows)} rows, columns {columns}; lengths not checked, the tokenizer is not here"

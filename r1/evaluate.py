@@ -10,7 +10,7 @@ from r1.data.loader import Loader
 from r1.parallel import Ranks, gather_objects
 from r1.rewards.runner import RewardRunner
 from r1.rollout.engines import Engine
-from r1.rollout.responses import decode_responses, reward_inputs
+from r1.rollout.responses import decode_responses, reward_inputs, sample_record
 from r1.types import SamplingParams
 
 
@@ -50,14 +50,14 @@ def evaluate(
             rollouts = engine.generate(prompts, rows[share], sampling)
             if not ranks.speaks_for_engine:
                 continue
-            skip = config.reward.skip_special_tokens
-            decode_responses(rollouts, tokenizer, skip_special_tokens=skip)
-            scored = rewards.submit(reward_inputs(rollouts, prompts, start + share.start)).result()
-            results += zip(scored, (len(r.response_ids) for r in rollouts), strict=True)
-            samples += [
-                {"set": loader.name, "row": p.row, "prompt": p.text, "response": r.response, "ground_truth": p.ground_truth,
-                 "rewards": s} for r, s, p in zip(rollouts, scored, (q for q in prompts for _ in range(val.n)), strict=True)
-            ][: config.trainer.samples_to_log]  # fmt: skip
+            decode_responses(rollouts, tokenizer, skip_special_tokens=config.reward.skip_special_tokens)
+            graded = rewards.submit(reward_inputs(rollouts, prompts, start + share.start)).result()
+            for rollout, rewards_of in zip(rollouts, graded, strict=True):
+                rollout.rewards = rewards_of
+            results += [(r.rewards, len(r.response_ids)) for r in rollouts]
+            if start == 0:
+                shown = rollouts[: config.trainer.samples_to_log]
+                samples += [{"set": loader.name} | sample_record(r, prompts[r.group - share.start]) for r in shown]
         gathered = [x for part in gather_objects(results) for x in part]
         metrics |= _summary(loader.name, gathered)
     return metrics, samples

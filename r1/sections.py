@@ -24,7 +24,7 @@ class ModelConfig:
     """amp: float32 master weights, bfloat16 compute, float32 gradient reduction. bf16: bfloat16 weights and
     optimizer states, with Kahan summation. float32: all float32 (CPU, tests)."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
-    """auto: flash-attn where installed, else PyTorch's varlen flash attention, else SDPA with a mask (CPU)."""
+    """auto: flash-attn where installed, else PyTorch's varlen kernel, else SDPA with a mask (CPU)."""
     gradient_checkpointing: bool = True
     """Recompute each layer in the backward pass instead of keeping its activations."""
     freeze_vision_tower: bool = False
@@ -36,7 +36,7 @@ class DataConfig:
     train_files: str = "hiyouga/geometry3k@train"
     """Hub id, file (json, jsonl, parquet) or folder; `@split` picks a split (default train)."""
     val_files: tuple[str, ...] = ("hiyouga/geometry3k@test",)
-    """Validation sets, each as train_files, by name as in `geo3k=hiyouga/geometry3k@test` (default name: the file's)."""
+    """Validation sets, each as train_files; named as in `geo3k=hiyouga/geometry3k@test`, else after the file."""
     prompt_key: str = "problem"
     """Column with the prompt; `<image>` in it marks each image's place."""
     answer_key: str = "answer"
@@ -78,14 +78,9 @@ class DataConfig:
         for name in ("max_prompt_length", "max_response_length", "rollout_batch_size", "num_workers", "min_pixels"):
             value = getattr(self, name)
             require(value >= 1, f"data.{name} must be at least 1, got {value}")
-        require(
-            self.val_batch_size == -1 or self.val_batch_size >= 1,
-            f"data.val_batch_size must be -1 (all) or at least 1, got {self.val_batch_size}",
-        )
-        require(
-            self.min_pixels <= self.max_pixels,
-            f"data.min_pixels={self.min_pixels} is above data.max_pixels={self.max_pixels}; swap or lower it",
-        )
+        size, low, high = self.val_batch_size, self.min_pixels, self.max_pixels
+        require(size == -1 or size >= 1, f"data.val_batch_size must be -1 (all) or at least 1, got {size}")
+        require(low <= high, f"data.min_pixels={low} is above data.max_pixels={high}; swap or lower it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,19 +133,13 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         require(self.n >= 1, f"rollout.n must be at least 1, got {self.n}")
         require(self.temperature > 0, f"rollout.temperature must be above 0 in training, got {self.temperature}")
-        for name, p in (("rollout.top_p", self.top_p), ("rollout.val.top_p", self.val.top_p)):
-            require(0 < p <= 1, f"{name} must be in (0, 1], got {p}")
-        for name, k in (("rollout.top_k", self.top_k), ("rollout.val.top_k", self.val.top_k)):
-            require(k == -1 or k >= 1, f"{name} must be -1 (all tokens) or at least 1, got {k}")
+        for name, p, k in (("rollout", self.top_p, self.top_k), ("rollout.val", self.val.top_p, self.val.top_k)):
+            require(0 < p <= 1, f"{name}.top_p must be in (0, 1], got {p}")
+            require(k == -1 or k >= 1, f"{name}.top_k must be -1 (all tokens) or at least 1, got {k}")
         require(self.val.temperature >= 0, f"rollout.val.temperature must be >= 0, got {self.val.temperature}")
-        require(
-            0 < self.gpu_memory_utilization < 1,
-            f"rollout.gpu_memory_utilization must be in (0, 1), got {self.gpu_memory_utilization}",
-        )
-        require(
-            self.tensor_parallel_size >= 1,
-            f"rollout.tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}",
-        )
+        share, tp = self.gpu_memory_utilization, self.tensor_parallel_size
+        require(0 < share < 1, f"rollout.gpu_memory_utilization must be in (0, 1), got {share}")
+        require(tp >= 1, f"rollout.tensor_parallel_size must be at least 1, got {tp}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +153,7 @@ class RewardConfig:
     num_workers: int = 2
     """Worker processes per rank."""
     on_error: Literal["exclude", "raise"] = "exclude"
-    """A response whose reward raised, hung or is not finite: leave it out of its group and count it, or stop the run."""
+    """A response whose reward raised, hung or is not finite: leave it out and count it, or stop the run."""
     skip_special_tokens: bool = True
     """Decode responses without special tokens; tokens added for thinking or answers stay either way."""
 

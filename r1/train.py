@@ -1,7 +1,7 @@
 """Train: the whole loop, one program under torchrun.
 
-    torchrun --nproc_per_node 8 -m r1.train --config configs/geo3k.py [--rollout.n 8 …]
-    python -m r1.train --config configs/geo3k.py --dry-run --world-size 8
+torchrun --nproc_per_node 8 -m r1.train --config configs/geo3k.py [--rollout.n 8 …]
+python -m r1.train --config configs/geo3k.py --dry-run --world-size 8
 """
 
 import argparse
@@ -125,7 +125,9 @@ class RankZeroLog:
 
     def failures(self, step: int, lines: list[str]) -> None:
         if self.logger is not None and lines:
-            _log.warning("step %d: %d responses left out, their reward failed: %s", step, len(lines), "; ".join(lines[:3]))
+            _log.warning(
+                "step %d: %d responses left out, their reward failed: %s", step, len(lines), "; ".join(lines[:3])
+            )
 
     def end(self, checkpoint: Path | None) -> None:
         """The last lines: validation before and after, where things lie, and what to type next."""
@@ -134,7 +136,9 @@ class RankZeroLog:
                 self.say(f"{name}: {self.first[name]:.3f} before, {self.last[name]:.3f} after")
         self.say(f"run folder: {self.config.run_dir} (metrics.jsonl, samples.jsonl, tensorboard/)")
         if checkpoint is not None:
-            self.say(f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged")
+            self.say(
+                f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged"
+            )
         self.say(f"done in {time.monotonic() - self.began:.0f} s")
         if self.logger is not None:
             self.logger.close()
@@ -194,7 +198,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception:
+    except Exception:  # noqa: BLE001
         # A rank that fails must be gone at once, or the others wait for it in a collective: no clean-up that may hang.
         traceback.print_exc()
         sys.stderr.flush()

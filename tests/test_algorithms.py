@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -98,7 +99,7 @@ def test_A12_splitting_keeps_the_gradient():
     mask, grads = advantages > -0.2, []
     for bounds in ([0, 64], [0, 5, 64], [0, 8, 16, 24, 32, 40, 48, 56, 64]):
         x = new.clone().requires_grad_()
-        for low, high in zip(bounds, bounds[1:], strict=False):
+        for low, high in itertools.pairwise(bounds):
             s = slice(low, high)
             loss_of(x[s], old[s], advantages[s], mask[s], valid=int(mask.sum()))[0].backward()
         grads.append(x.grad)

@@ -1,4 +1,4 @@
-"""Contract 1: loss, gradient norm and weights after two steps are the same on 1 and 2 ranks, in 1 and many microbatches."""
+"""Contract 1: loss, gradient norm and weights are the same on 1 and 2 ranks, in one and many microbatches."""
 
 import json
 import os

@@ -11,8 +11,7 @@ import json
 import os
 import random
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,16 @@ import torch.distributed as dist
 from PIL import Image
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoConfig, AutoProcessor, AutoTokenizer, Qwen2VLImageProcessor
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, Qwen2VLImageProcessor
 
 from r1.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainerConfig, UpdateConfig
 from r1.rollout.engines import ENGINES, Engine
-from r1.rollout.sampling import ModelFacts
+from r1.rollout.sampling import ModelFacts, banned_token_ids
 from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout, SamplingParams
 from tests import tiny
 
 CPU = torch.device("cpu")
-ENGINES_ALIVE: list[
-    tuple[Engine, list[tuple[str, torch.Tensor]]]
-] = []  # vLLM ends the default process group with the first engine that is collected
 QUESTIONS = ("how many circles are there?", "name the colour of the largest shape, then stop.")
 
 
@@ -84,21 +80,25 @@ def summary(rollouts: list[Rollout]) -> list[dict[str, Any]]:
     return [{name: getattr(rollout, name) for name in names} for rollout in rollouts]
 
 
-def load(folder: Path) -> torch.nn.Module:
+def load(folder: Path) -> PreTrainedModel:
     facts = ModelFacts.load(str(folder), ModelConfig(path=str(folder)))
     return facts.auto_class.from_pretrained(folder, dtype=torch.float32)
 
 
 @torch.no_grad()
-def teacher_forced(model: torch.nn.Module, prompt: Prompt, response: list[int], temperature: float) -> list[float]:
-    """The logprobs of a given response in one plain forward pass over the whole vocabulary, nothing banned."""
+def teacher_forced(
+    model: PreTrainedModel, prompt: Prompt, response: list[int], temperature: float, banned: tuple[int, ...] = ()
+) -> list[float]:
+    """The logprobs of a given response in one plain forward pass, over the vocabulary without the banned tokens."""
     ids = torch.tensor([prompt.prompt_ids + response])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if hasattr(model.config, "image_token_id"):
         inputs["mm_token_type_ids"] = (ids == model.config.image_token_id).long()
     if prompt.images:
         inputs |= {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid_thw}
-    logprobs = (model(**inputs).logits[0, len(prompt.prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
+    logits = model(**inputs).logits[0, len(prompt.prompt_ids) - 1 : -1] / temperature
+    logits[:, list(banned)] = -torch.inf
+    logprobs = logits.log_softmax(-1)
     return logprobs.gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()
 
 
@@ -125,69 +125,68 @@ def counted_images() -> Iterator[dict[str, int]]:
     Qwen2VLImageProcessor._preprocess = original
 
 
-def error_of(engine: Engine, weights: list[tuple[str, torch.Tensor]]) -> str:
+def error_of(call: Callable[..., Any], *arguments: Any) -> str:
     try:
-        engine.load_weights(iter(weights))
+        call(*arguments)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def parity(name: str, root: Path) -> dict[str, Any]:
-    """Engine built on model 0, synced with model 1, then with model 2, against transformers at each."""
+def parity(name: str, root: Path) -> tuple[dict[str, Any], Engine]:
+    """An engine built on model 0, synced with model 1, then with model 2, against transformers at each."""
     family, tied = name.removesuffix("-tied"), name.endswith("-tied")
     folders = [tiny.make_tiny(family, root / f"{name}-{seed}", seed=seed, tie=tied) for seed in range(3)]
-    prompts, groups = make_prompts(family, folders[0]), [10, 11, 12, 13]
-    groups = groups[: len(prompts)]
+    prompts = make_prompts(family, folders[0])
+    groups = [10, 11, 12, 13][: len(prompts)]
     models, config = [load(folder) for folder in folders], make_config(folders[0])
-    states, hosts, times = [random_state()], [host_state()], {"start": time.monotonic()}
+    states, hosts = [random_state()], [host_state()]
     engine = ENGINES["vllm"](str(folders[0]), config, mm_processor_kwargs=None, device=CPU)
     states.append(random_state())
     hosts.append(host_state())
-    times["built"] = time.monotonic()
     reference = ENGINES["hf"](str(folders[0]), config, mm_processor_kwargs=None, device=CPU)
-    greedy = SamplingParams(temperature=0.0, max_tokens=24)
-    sampled = SamplingParams(n=4, temperature=0.7, max_tokens=24, seed=7)
     result: dict[str, Any] = {"greedy": [], "reference": []}
+    greedy = SamplingParams(temperature=0.0, max_tokens=24)
     for model in models[1:]:
         engine.wake()
         engine.load_weights(stream_weights(model))
         reference.load_weights(stream_weights(model))
-        result["greedy"].append(summary(engine.generate(prompts, groups, greedy)))
+        with counted_images() as processed:
+            result["greedy"].append(summary(engine.generate(prompts, groups, greedy)))
+            result["images"] = [sum(len(prompt.images) for prompt in prompts), processed["images"]]
         result["reference"].append(summary(reference.generate(prompts, groups, greedy)))
-    times["greedy"] = time.monotonic()
-    engine.load_weights(stream_weights(models[2]))  # empties the cache of processed pictures
-    with counted_images() as processed:
-        first = engine.generate(prompts, groups, sampled)
-    result["images"] = [sum(len(prompt.images) for prompt in prompts), processed["images"]]
-    result["sampled"] = summary(first)
-    result["sampled_again"] = summary(engine.generate(prompts[::-1], groups[::-1], sampled))
-    result["sampled_other_seed"] = summary(engine.generate(prompts, groups, dataclasses.replace(sampled, seed=8)))
-    result["sampled_reference"] = summary(reference.generate(prompts, groups, sampled))
-    result["trainer"] = [teacher_forced(models[2], prompts[groups.index(r.group)], r.response_ids, 0.7) for r in first]
+    result |= samples(engine, reference, models[2], prompts, groups)
     states.append(random_state())
     hosts.append(host_state())
     wrong = dataclasses.replace(prompts[0], row=41, prompt_ids=[*prompts[0].prompt_ids, 5])
-    try:
-        engine.generate([wrong], [0], greedy)
-    except ValueError as error:
-        result["error_prompt"] = str(error)
-    wrong = dataclasses.replace(prompts[0], row=41, prompt_ids=[*prompts[0].prompt_ids, 5])
-    try:
-        engine.generate([wrong], [0], greedy)
-    except ValueError as error:
-        result["error_prompt"] = str(error)
-    weights = list(stream_weights(models[1]))
-    result["error_missing"] = error_of(engine, weights[:3] + weights[4:])
+    result["error_prompt"] = error_of(engine.generate, [wrong], [0], greedy)
     engine.sleep()
-    ENGINES_ALIVE.append((engine, list(stream_weights(models[1]))))
-    times["end"] = time.monotonic()
     result["random_state_kept"] = [state == states[0] for state in states]
     result["host_kept"] = [host == hosts[0] for host in hosts]
-    result["times"] = {name: round(value - times["start"], 2) for name, value in times.items()}
-    result["banned"] = list(ModelFacts.load(str(folders[0]), config.model).banned_ids)
-    result["end_ids"] = [AutoConfig.from_pretrained(folders[0]).get_text_config().eos_token_id]
-    return result
+    result["banned"] = list(banned_token_ids(models[0].config))
+    return result, engine
+
+
+def samples(
+    engine: Engine, reference: Engine, model: PreTrainedModel, prompts: list[Prompt], groups: list[int]
+) -> dict[str, Any]:
+    """Four samples a prompt: twice with one seed, once with another, and their logprobs by a plain forward pass."""
+    sampling = SamplingParams(n=4, temperature=0.7, max_tokens=24, seed=7)
+    engine.load_weights(stream_weights(model))  # empties the cache of processed pictures
+    with counted_images() as processed:
+        first = engine.generate(prompts, groups, sampling)
+    return {
+        "images_of_samples": processed["images"],
+        "sampled": summary(first),
+        "sampled_again": summary(engine.generate(prompts[::-1], groups[::-1], sampling)),
+        "sampled_other_seed": summary(engine.generate(prompts, groups, dataclasses.replace(sampling, seed=8))),
+        "sampled_reference": summary(reference.generate(prompts, groups, sampling)),
+        "plain": [teacher_forced(model, prompts[groups.index(r.group)], r.response_ids, 0.7) for r in first],
+        "plain_banned": [
+            teacher_forced(model, prompts[groups.index(r.group)], r.response_ids, 0.7, banned_token_ids(model.config))
+            for r in first
+        ],
+    }
 
 
 def ranks(tensor_parallel_size: int, root: Path) -> dict[str, Any]:
@@ -226,10 +225,13 @@ def main() -> None:
         dist.init_process_group("gloo", init_method=f"file://{out}.rendezvous", rank=0, world_size=1)
     root = Path(out).parent / "models"
     if task == "parity":
-        result = {name: parity(name, root) for name in arguments}
+        # Engines are kept: vLLM ends the default process group with the first one that is collected.
+        pairs = {name: parity(name, root) for name in arguments}
+        result = {name: pair[0] for name, pair in pairs.items()}
         # Last: a broken sync breaks rotary embeddings, which vLLM shares between all models of a process.
-        for name, (engine, weights) in zip(arguments, ENGINES_ALIVE, strict=True):
-            result[name]["error_missing"] = error_of(engine, weights[:3] + weights[4:])
+        last = arguments[-1]
+        weights = list(stream_weights(load(root / f"{last}-0")))
+        result["error_missing"] = error_of(pairs[last][1].load_weights, iter(weights[:3] + weights[4:]))
     else:
         result = ranks(int(arguments[0]), root)
     if int(os.environ["RANK"]) == 0:

@@ -1,4 +1,4 @@
-"""Let PyPI's torchvision (a CUDA build) import beside a CPU build of torch; run once after installing, `make setup` does.
+"""Let PyPI's torchvision (a CUDA build) import beside a CPU build of torch; `make setup` runs it once.
 
 Qwen-VL's processors import torchvision, whose first import registers fake kernels for `torchvision::nms` and fails
 where its own compiled library did not load. This writes a small import hook into site-packages that defines the two
@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = '''"""Define torchvision's operators before torchvision is imported beside a CPU torch (written by r1's set-up)."""
+HOOK = '''"""Define torchvision's operators before it is imported beside a CPU torch (written by r1's set-up)."""
 import importlib.abc
 import sys
 
@@ -22,8 +22,9 @@ class _Finder(importlib.abc.MetaPathFinder):
             import torch
 
             if torch.version.cuda is None:
+                schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
                 for op in ("nms", "qnms"):
-                    torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                    torch.library.define(f"torchvision::{op}", schema)
         return None
 
 
@@ -32,7 +33,9 @@ sys.meta_path.insert(0, _Finder())
 
 
 def imports() -> bool:
-    return subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, check=False).returncode == 0
+    )
 
 
 def main() -> None:

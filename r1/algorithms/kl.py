@@ -1,4 +1,4 @@
-"""Estimators of the KL divergence from policy to reference, token by token (Schulman, "Approximating KL Divergence")."""
+"""Estimators of the KL divergence from policy to reference, token by token (joschu.net/blog/kl-approx.html)."""
 
 from collections.abc import Callable
 

@@ -50,7 +50,8 @@ def microbatch_loss(
     gradients are therefore summed over ranks.
 
     Args:
-        logprobs, old_logprobs, ref_logprobs: [T] float32 nats; the first carries the gradient. ref_logprobs None: no KL.
+        logprobs, old_logprobs: [T] float32 nats; the first carries the gradient.
+        ref_logprobs: [T] float32 nats; None: no KL.
         advantages, entropy: [T] float32; entropy in nats, for the log.
         loss_mask: [T] bool. All False is legal: the loss is 0 and still reaches every parameter, so this rank
             joins the backward collectives.

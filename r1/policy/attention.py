@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,8 @@ def _varlen(backend: str) -> Callable[..., Tensor]:
         if not grouped:
             k, v = _repeat_kv(k, q.shape[1]), _repeat_kv(v, q.shape[1])
         window = (-1, 0) if causal else (-1, -1)
-        return varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window, **extra)
+        out = varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window, **extra)
+        return cast(Tensor, out)  # alone, as no auxiliary output was asked for
 
     return torch_varlen
 

@@ -36,7 +36,9 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
         hf_config = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"model.path={config.path!r} is neither a model folder nor a reachable hub id: {reason}") from None
+        raise ValueError(
+            f"model.path={config.path!r} is no model folder and no reachable hub id: {reason}"
+        ) from None
     if hf_config.model_type not in FAMILIES:
         raise ValueError(
             f"model.path={config.path!r} is of family {hf_config.model_type!r}; supported: {', '.join(FAMILIES)}"
@@ -77,7 +79,11 @@ def _build(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype,
     auto = AutoModelForImageTextToText if hasattr(hf_config, "vision_config") else AutoModelForCausalLM
     if weights:
         return auto.from_pretrained(
-            config.path, config=hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code, low_cpu_mem_usage=True
+            config.path,
+            config=hf_config,
+            dtype=dtype,
+            trust_remote_code=config.trust_remote_code,
+            low_cpu_mem_usage=True,
         )
     with torch.device("meta"):
         return auto.from_config(hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code)

@@ -1,13 +1,21 @@
 """Move a sharded model or an optimizer's states between GPU and host memory; nothing to do on CPU."""
 
+from typing import cast
+
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the gathered weights that the root unit keeps after a forward pass."""
+    cast(FSDPModule, model).reshard()
 
 
 def move_model(model: nn.Module, device: torch.device) -> None:
     """Move this rank's shards; gathered copies are freed first."""
-    model.reshard()  # the root keeps its gathered weights after a forward pass
+    reshard(model)
     model.to(device, non_blocking=False)
 
 

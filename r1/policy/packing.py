@@ -74,7 +74,9 @@ def mrope_positions(prompt_ids: Sequence[int], grid_thw: Tensor | None, vision: 
     Text counts on along all three axes; an image's tokens keep its starting time and spread over rows and columns;
     what follows an image starts one past its largest position.
     """
-    grids = [] if grid_thw is None else [(h // vision.merge_size, w // vision.merge_size) for _, h, w in grid_thw.tolist()]
+    grids = (
+        [] if grid_thw is None else [(h // vision.merge_size, w // vision.merge_size) for _, h, w in grid_thw.tolist()]
+    )
     parts, start, at = [], 0, 0
     while at < len(prompt_ids):
         if prompt_ids[at] == vision.image_token_id:

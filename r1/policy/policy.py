@@ -1,4 +1,4 @@
-"""The policy that learns: packs rollouts, scores them, and takes optimizer steps, with its frozen reference beside it."""
+"""The policy that learns: packs rollouts, scores them and takes optimizer steps; its frozen reference is beside it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from r1.parallel import Ranks
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import plan_minibatch
 from r1.policy.model import load_model
-from r1.policy.offload import free_cache, move_model, move_optimizer
+from r1.policy.offload import free_cache, move_model, move_optimizer, reshard
 from r1.policy.optim import make_optimizer, make_scheduler
 from r1.policy.packing import Microbatch, VisionSpec, pack
 from r1.types import Prompt, Rollout
@@ -93,16 +93,18 @@ class Policy:
         """Fill old_logprobs, and ref_logprobs where there is a reference, of every microbatch."""
         for microbatch in (m for minibatch in minibatches for m in minibatch):
             microbatch.old_logprobs = self._forward(self.model, microbatch)[0].cpu()
-        self.model.reshard()
+        reshard(self.model)
         if self.reference is None:
             return
         self._onload(self.reference, self.config.parallel.offload_reference)
         for microbatch in (m for minibatch in minibatches for m in minibatch):
             microbatch.ref_logprobs = self._forward(self.reference, microbatch)[0].cpu()
-        self.reference.reshard()
+        reshard(self.reference)
         self._offload(self.reference, self.config.parallel.offload_reference)
 
-    def update(self, minibatches: Sequence[Sequence[Microbatch]], global_valid_tokens: Sequence[int]) -> dict[str, float]:
+    def update(
+        self, minibatches: Sequence[Sequence[Microbatch]], global_valid_tokens: Sequence[int]
+    ) -> dict[str, float]:
         """One optimizer step a minibatch, ppo_epochs times; metrics are means over those steps, the same on all ranks.
 
         Args:
@@ -127,7 +129,7 @@ class Policy:
                 norms.append(self._step())
         lr = self.scheduler.get_last_lr()[0]
         self.scheduler.step()
-        self.model.reshard()
+        reshard(self.model)
         if self.config.parallel.offload_optimizer:
             move_optimizer(self.optimizer, CPU)
         names = sorted(totals)
@@ -161,9 +163,12 @@ class Policy:
         return metrics
 
     def _step(self) -> float:
-        """Clip, step and clear; returns the gradient norm before clipping. All ranks see the same norm, so all skip alike."""
+        """Clip, step and clear; returns the gradient norm before clipping.
+
+        The norm is over all ranks, so where it is not finite all of them skip the step.
+        """
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        total = get_total_norm([p.grad for p in parameters])
+        total = get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = total.full_tensor() if isinstance(total, DTensor) else total
         value = float(norm)
         if value != value or value == float("inf"):
@@ -177,7 +182,7 @@ class Policy:
 
     def before_cache(self) -> None:
         """The engine holds the weights now: make room for its KV cache."""
-        self.model.reshard()
+        reshard(self.model)
         self._offload(self.model, self.config.parallel.offload_params)
         free_cache(self.ranks.device)
 

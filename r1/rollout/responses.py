@@ -48,6 +48,20 @@ def reward_inputs(rollouts: Sequence[Rollout], prompts: Sequence[Prompt], first_
     return inputs
 
 
+def sample_record(rollout: Rollout, prompt: Prompt) -> dict[str, Any]:
+    """One line of samples.jsonl."""
+    return {
+        "row": prompt.row,
+        "sample": rollout.sample,
+        "prompt": prompt.text,
+        "response": rollout.response,
+        "ground_truth": prompt.ground_truth,
+        "rewards": rollout.rewards,
+        "response_length": len(rollout.response_ids),
+        "truncated": rollout.truncated,
+    }
+
+
 def gather_rollouts(local: Sequence[Rollout], ranks: Ranks) -> tuple[list[Rollout], list[int]]:
     """All ranks' rollouts in (group, sample) order, and for each the rank that holds its prompt's pictures.
 

@@ -14,7 +14,7 @@ from r1.parallel import Ranks, gather_objects
 from r1.policy.policy import Policy
 from r1.rewards.runner import PendingRewards, RewardRunner
 from r1.rollout.engines import ENGINES
-from r1.rollout.responses import decode_responses, gather_rollouts, reward_inputs
+from r1.rollout.responses import decode_responses, gather_rollouts, reward_inputs, sample_record
 from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout, SamplingParams
 
@@ -128,16 +128,4 @@ class Sampler:
 
     def samples(self, prompts: Mapping[int, Prompt]) -> list[dict[str, Any]]:
         """Records of a few of this rank's rollouts of the step, for samples.jsonl."""
-        return [
-            {
-                "group": r.group,
-                "sample": r.sample,
-                "row": prompts[r.group].row,
-                "prompt": prompts[r.group].text,
-                "response": r.response,
-                "ground_truth": prompts[r.group].ground_truth,
-                "rewards": r.rewards,
-                "truncated": r.truncated,
-            }
-            for r in self.local[: self.config.trainer.samples_to_log]
-        ]
+        return [sample_record(r, prompts[r.group]) for r in self.local[: self.config.trainer.samples_to_log]]
