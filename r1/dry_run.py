@@ -80,10 +80,9 @@ def _layout(config: Config, world_size: int, local_world_size: int) -> Iterator[
 def _batches(config: Config, world_size: int) -> Iterator[str]:
     prompts, minibatch, n = config.data.rollout_batch_size, config.update.global_batch_size, config.rollout.n
     engines = world_size // config.rollout.tensor_parallel_size
-    yield (
-        f"step       {prompts} prompts ({prompts // engines} an engine) x {n} responses = {prompts * n} rollouts, "
-        f"{prompts // minibatch * config.update.ppo_epochs} optimizer steps of {minibatch} prompts ({minibatch * n} rollouts)"
-    )
+    yield f"step       {prompts} prompts ({prompts // engines} an engine) x {n} responses = {prompts * n} rollouts"
+    steps = prompts // minibatch * config.update.ppo_epochs
+    yield f"updates    {steps} optimizer steps a step, of {minibatch} prompts = {minibatch * n} rollouts each"
     yield (
         f"tokens     prompts <= {config.data.max_prompt_length}, responses <= {config.data.max_response_length}, "
         f"microbatches <= {config.update.max_tokens_per_microbatch} packed tokens a rank"
@@ -128,4 +127,4 @@ def _data(config: Config) -> Iterator[str]:
         rows = load_rows(source)
         check_columns(rows, config.data, source=source)
         columns = ", ".join(rows.column_names)
-        yield f"data       {source}: {len(rows)} rows, columns {columns}; lengths not checked, the tokenizer is not here"
+        yield f"data       {source}: {len(rows)} rows, columns {columns} (lengths not checked: no tokenizer here)"

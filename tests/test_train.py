@@ -105,7 +105,7 @@ def test_a_run_logs_every_step_and_ends_with_what_to_do_next(here, straight):
     assert [any(k.startswith("val/held/") for k in r) for r in rows] == [True, False, True, False, True]
     step = rows[1]
     assert step["mismatch/abs_max"] < 1e-4  # contract 2, text and pictures, after a sync
-    assert step["policy/grad_norm"] > 0 and step["loss/kl"] == pytest.approx(0, abs=0.2)
+    assert step["policy/grad_norm"] > 0 and step["loss/kl"] >= 0
     assert {"reward/mean", "reward/accuracy", "response/clip_frac", "policy/entropy", "time/rollout_s", "time/reward_s",
             "time/logprobs_s", "time/update_s", "time/weight_sync_s", "time/step_s", "perf/tokens_per_s_per_gpu",
             "mem/peak_gib"} <= step.keys()  # fmt: skip
