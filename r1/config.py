@@ -196,8 +196,8 @@ def _explain_keyword(error: TypeError) -> str:
     if found is None or section is None or not dataclasses.is_dataclass(section):
         return str(error)
     known = [f.name for f in dataclasses.fields(section)]
-    near = difflib.get_close_matches(found[2], known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"its fields are {', '.join(known)}"
+    near = difflib.get_close_matches(found[2], known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"its fields are {', '.join(known)}"
     return f"{found[1]} has no field {found[2]!r}; {hint}"
 
 

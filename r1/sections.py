@@ -149,7 +149,7 @@ class RewardConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments given to every call."""
     timeout_s: float = 10.0
-    """Limit of one response's grading; a call over a batch gets this much per response, 60 s at least."""
+    """Limit of one call. A batch that takes longer is graded again response by response, each with this limit."""
     num_workers: int = 2
     """Worker processes per rank."""
     on_error: Literal["exclude", "raise"] = "exclude"

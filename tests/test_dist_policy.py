@@ -1,27 +1,21 @@
 """Contract 1: loss, gradient norm and weights are the same on 1 and 2 ranks, in one and many microbatches."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import shell
 from tests.tiny import make_tiny
 
 pytestmark = pytest.mark.dist
-ROOT = Path(__file__).parent.parent
 
 
 def run(folder: Path, name: str, *, ranks: int, max_tokens: int, **options: object) -> dict:
     out = folder / f"{name}.pt"
     words = json.dumps({"model": str(folder / "model"), "out": str(out), "max_tokens": max_tokens, **options})
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    done = subprocess.run([*command, "-m", "tests.dist.policy_step", words], cwd=ROOT, env=env, capture_output=True,
-                          text=True, timeout=300, check=False)  # fmt: skip
+    done = shell.run(shell.torchrun("tests.dist.policy_step", words, ranks=ranks), shell.ROOT)
     assert done.returncode == 0, done.stderr.split("torch.distributed.elastic")[0][-3000:]
     return torch.load(out)
 

@@ -12,7 +12,6 @@ import pytest
 
 import r1
 from r1.config import RewardConfig
-from r1.rewards import runner as runner_module
 from r1.rewards.runner import RewardRunner, check_reward_function
 
 BOXED = r"""
@@ -92,11 +91,6 @@ def inputs(*responses: str, **fields: Any) -> list[dict[str, Any]]:
         {"response": r, "response_length": len(r), "ground_truth": "42", "prompt": "?", "row": 10 + i, **fields}
         for i, r in enumerate(responses)
     ]
-
-
-@pytest.fixture(autouse=True)
-def short_batch_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "MIN_BATCH_LIMIT_S", 1.0)
 
 
 def overall(rewards: list[dict[str, float] | None]) -> list[float | None]:

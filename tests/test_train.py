@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
+from tests.shell import ROOT, environment, run, torchrun
 from tests.tiny import make_tiny
 
 pytestmark = [pytest.mark.engine, pytest.mark.dist]
-ROOT = Path(__file__).parent.parent
 
 CONFIG = """
 from r1.config import *
@@ -27,7 +27,7 @@ config = Config(
     data=DataConfig(train_files=HERE + "/train.jsonl", val_files=("held=" + HERE + "/val.jsonl",), max_prompt_length=96,
                     max_response_length=12, rollout_batch_size=8, min_pixels=784, max_pixels=12544, num_workers=1),
     rollout=RolloutConfig(n=4),
-    reward=RewardConfig(function=HERE + "/reward.py:compute_score", num_workers=1, timeout_s=5),
+    reward=RewardConfig(function=HERE + "/reward.py:compute_score", num_workers=1, timeout_s=2),
     optim=OptimConfig(lr=1e-3),
     update=UpdateConfig(global_batch_size=4, max_tokens_per_microbatch=512),
     checkpoint=CheckpointConfig(save_freq=2),
@@ -45,13 +45,15 @@ def compute_score(reward_inputs, **_):
     for x in reward_inputs:
         if os.environ.get("REWARD_FAULT") == "raise" and x["index"] == 1:
             raise RuntimeError("a broken row")
+        if os.environ.get("REWARD_FAULT") == "hang" and x["index"] == 3:
+            time.sleep(1000)
         if os.environ.get("REWARD_FAULT") == "kill":
             open(x["pid_file"], "a").write("x")
             time.sleep(3)
         text = x["response"]
         value = sum(c in "aeiou" for c in text) / max(len(text), 1)
-        scores.append({"overall": float("nan") if os.environ.get("REWARD_FAULT") == "nan" and x["index"] == 2 else value,
-                       "accuracy": float(value > 0.2)})
+        bad = os.environ.get("REWARD_FAULT") == "nan" and x["index"] == 2
+        scores.append({"overall": float("nan") if bad else value, "accuracy": float(value > 0.2)})
     return scores
 """
 
@@ -74,18 +76,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(here: Path, name: str, *words: str, ranks: int = 2) -> list[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [*launch, "-m", "r1.train", "--config", str(here / "config.py"), "--trainer.experiment_name", name, *words]
+def command(here: Path, name: str, *words: str) -> list[str]:
+    own = ("--config", str(here / "config.py"), "--trainer.experiment_name", name)
+    return torchrun("r1.train", *own, *words, ranks=2)
 
 
-def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **extra}
-
-
-def train(here: Path, name: str, *words: str, ranks: int = 2, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(here, name, *words, ranks=ranks), cwd=here, env=environment(**extra),
-                          capture_output=True, text=True, timeout=280, check=False)  # fmt: skip
+def train(here: Path, name: str, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return run(command(here, name, *words), here, **extra)
 
 
 def metrics(here: Path, name: str) -> list[dict]:
@@ -109,11 +106,11 @@ def test_a_run_logs_every_step_and_ends_with_what_to_do_next(here, straight):
     assert {"reward/mean", "reward/accuracy", "response/clip_frac", "policy/entropy", "time/rollout_s", "time/reward_s",
             "time/logprobs_s", "time/update_s", "time/weight_sync_s", "time/step_s", "perf/tokens_per_s_per_gpu",
             "mem/peak_gib"} <= step.keys()  # fmt: skip
-    run = here / "runs" / "straight"
-    assert json.loads((run / "config.json").read_text())["rollout"]["n"] == 4
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    folder = here / "runs" / "straight"
+    assert json.loads((folder / "config.json").read_text())["rollout"]["n"] == 4
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {"train", "val"} == {s["kind"].split("/")[0] for s in samples}
-    assert list((run / "tensorboard").iterdir())
+    assert list((folder / "tensorboard").iterdir())
     assert "tools/merge.py" in straight.stdout and "before" in straight.stdout
 
 
@@ -132,8 +129,8 @@ def test_C02_kill_and_resume_equals_a_straight_run_bit_for_bit(here, straight):
 
 def test_the_merged_model_is_the_trained_policy_and_loads_alone(here, straight):
     out = here / "merged"
-    done = subprocess.run([sys.executable, str(ROOT / "tools" / "merge.py"), str(here / "runs" / "straight"), "--output",
-                           str(out), "--dtype", "float32"], env=environment(), capture_output=True, text=True, check=False)  # fmt: skip
+    words = [str(here / "runs" / "straight"), "--output", str(out), "--dtype", "float32"]
+    done = run([sys.executable, str(ROOT / "tools" / "merge.py"), *words], here)
     assert done.returncode == 0, done.stderr
     start = AutoModelForImageTextToText.from_pretrained(here / "model").state_dict()
     end = AutoModelForImageTextToText.from_pretrained(out).state_dict()
@@ -142,8 +139,9 @@ def test_the_merged_model_is_the_trained_policy_and_loads_alone(here, straight):
     assert changed > 0.9 * len(start)
 
 
-def test_a_raising_or_nan_reward_costs_its_response_and_is_counted(here):
-    for fault in ("raise", "nan"):
+def test_a_raising_hanging_or_nan_reward_costs_its_response_and_is_counted(here):
+    # Each row is sampled by one of the two ranks; the other must not wait for more than its grades.
+    for fault in ("raise", "hang", "nan"):
         done = train(here, fault, "--trainer.max_steps", "3", "--trainer.val_before_train", "False",
                      REWARD_FAULT=fault)  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
@@ -154,21 +152,21 @@ def test_a_raising_or_nan_reward_costs_its_response_and_is_counted(here):
 
 def test_a_killed_rank_ends_all_within_30_seconds(here):
     started = here / "started"
-    run = subprocess.Popen(command(here, "killed"), cwd=here, env=environment(REWARD_FAULT="kill"),
+    job = subprocess.Popen(command(here, "killed"), cwd=here, env=environment(REWARD_FAULT="kill"),
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
     deadline = time.monotonic() + 200
     while not started.exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     children = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(run.pid)], capture_output=True, text=True, check=True
+        ["ps", "-o", "pid=,args=", "--ppid", str(job.pid)], capture_output=True, text=True, check=True
     )
     ranks = [int(line.split()[0]) for line in children.stdout.splitlines() if "r1.train" in line]
     assert len(ranks) == 2
     os.kill(ranks[1], signal.SIGKILL)
     began = time.monotonic()
-    output, _ = run.communicate(timeout=60)
+    output, _ = job.communicate(timeout=60)
     assert time.monotonic() - began < 30
-    assert run.returncode != 0
+    assert job.returncode != 0
     assert "SIGKILL" in output or "exitcode  : -9" in output
     for pid in ranks:
         assert subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode != 0

@@ -51,8 +51,8 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
         setattr(holder, name, value)
     if "sliding_attention" in (getattr(text, "layer_types", None) or []):
         raise ValueError(
-            f"model.path={config.path!r} uses sliding-window attention, which packing does not support; where the window "
-            'is never reached, set model.override_config={"use_sliding_window": False, "layer_types": […]}'
+            f"model.path={config.path!r} uses sliding-window attention, which packing does not support; where the "
+            'window is never reached, set model.override_config={"use_sliding_window": False, "layer_types": […]}'
         )
     return hf_config
 

@@ -27,7 +27,6 @@ from r1.rewards.process import Outcome
 BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("math", "r1v", "dapo")}
 
 START_LIMIT_S = 120.0  # to import a reward file, on a busy machine
-MIN_BATCH_LIMIT_S = 60.0  # a batch call may set up connections or models on its first response
 MAX_BATCH = 16  # responses per call: what one hanging response makes wait
 PATH_OF_R1 = str(Path(r1.__file__).resolve().parent.parent)
 
@@ -226,7 +225,7 @@ class RewardRunner:
         process.start()
         limit_s = self._config.timeout_s
         if process.reward_type == "batch" and len(inputs) > 1:
-            outcomes = process.call(inputs, max(MIN_BATCH_LIMIT_S, limit_s * len(inputs)))
+            outcomes = process.call(inputs, limit_s)
             if not isinstance(outcomes, str):
                 return outcomes
         results: list[Outcome] = []

@@ -130,12 +130,17 @@ class VllmEngine:
             return expected - set(model.load_weights(weights))
         # CPU kernels hold weights in packed form, so each layer is loaded plain and packed again.
         from vllm.config import set_current_vllm_config
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         from vllm.model_executor.model_loader import reload
 
         with set_current_vllm_config(self._llm.llm_engine.vllm_config):
             reload.initialize_layerwise_reload(model)
             loaded = model.load_weights(weights)
             reload.finalize_layerwise_reload(model, self._llm.model_config)
+            for module in model.modules():
+                if isinstance(module, VocabParallelEmbedding):
+                    # A tied LM head has its own packed copy, which the reload of the embedding passes by.
+                    module.quant_method.process_weights_after_loading(module)
         return expected - set(loaded)
 
     def generate(self, prompts: Sequence[Prompt], groups: Sequence[int], sampling: SamplingParams) -> list[Rollout]:

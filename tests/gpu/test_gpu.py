@@ -1,10 +1,7 @@
 """On a CUDA GPU: varlen packing against separate rows, and whole steps with vLLM, sleep and wake, for every family."""
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +11,11 @@ from r1.policy.attention import choose_backend, register
 from r1.policy.balance import Piece
 from r1.policy.model import _packed_forward, _set_attention
 from r1.policy.packing import VisionSpec, pack
+from tests.shell import run, torchrun
 from tests.test_policy_packing import alone, load, make_prompts, make_rollouts
 from tests.tiny import FAMILIES, make_tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -92,9 +89,8 @@ def test_whole_steps_with_vllm_sleep_and_wake(family, precision, tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     eager = family != "qwen2_5_vl"  # CUDA graphs once
     (tmp_path / "config.py").write_text(CONFIG.format(here=str(tmp_path), precision=precision, eager=eager))
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1", "-m", "r1.train",
-                           "--config", str(tmp_path / "config.py")], cwd=tmp_path, capture_output=True, text=True, check=False,
-                          env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}, timeout=280)  # fmt: skip
+    words = ("--config", str(tmp_path / "config.py"))
+    done = run(torchrun("r1.train", *words, ranks=1), tmp_path)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     steps = [json.loads(x) for x in (tmp_path / "runs" / "demo" / "metrics.jsonl").read_text().splitlines()][1:]
     shown = (
