@@ -17,19 +17,15 @@ from pathlib import Path
 
 import tyro
 
-from r1.sections import (
+from r1.sections import DataConfig, RewardConfig, RolloutConfig, ValSamplingConfig, require
+from r1.sections_training import (
     AlgorithmConfig,
     CheckpointConfig,
-    DataConfig,
     ModelConfig,
     OptimConfig,
     ParallelConfig,
-    RewardConfig,
-    RolloutConfig,
     TrainerConfig,
     UpdateConfig,
-    ValSamplingConfig,
-    require,
 )
 
 __all__ = [

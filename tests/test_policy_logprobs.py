@@ -4,7 +4,7 @@ from torch import nn
 
 from r1.policy.logprobs import chunked_logprobs
 from r1.policy.optim import lr_factor, make_optimizer
-from r1.sections import OptimConfig
+from r1.config import OptimConfig
 
 
 class Identity(nn.Module):
