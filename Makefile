@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LAUNCH := VENV="$(abspath $(VENV))" launch/single_node.sh
 FAST := not engine and not dist and not gpu and not slow
 
-.PHONY: help setup demo demo-text test check train-3b train-7b train-7b-bf16 train-32b-bf16
+.PHONY: help setup demo demo-text test check bench train-3b train-7b train-7b-bf16 train-32b-bf16
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ check: $(STAMP) ## lint, format, types and the fast tests
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q -m "$(FAST)" $(ARGS)
+
+bench: $(STAMP) ## speed of whole training steps on a random model, e.g. ARGS="--model qwen2.5-3b --lengths mixed"
+	$(BIN)/python tools/bench.py step $(ARGS)
 
 train-3b: $(STAMP) ## Qwen2.5-VL-3B on geometry3k, all GPUs of this host
 	$(LAUNCH) --config configs/geo3k_3b.py $(ARGS)

@@ -7,3 +7,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"             # ranks share the hos
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"                    # says why a link fails, and nothing else
 export VLLM_LOGGING_LEVEL="${VLLM_LOGGING_LEVEL:-WARNING}" # one engine a rank: its INFO lines drown the step line
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:False}"  # vLLM's sleep mode refuses True
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}"  # seconds for ranks to save after SIGTERM; torch >= 2.13
+export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"  # NCCL's flight recorder: the last collectives of each rank ...
+export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"  # ... written when one of them times out, to files ...
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-/tmp/r1_nccl_rank_}"  # ... of this name + rank

@@ -2,53 +2,37 @@
 states in shards that load on any number of ranks, the small state, every rank's RNG, and all that merging needs.
 """
 
-import contextlib
-import json
+import copy
 import logging
-import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
-from transformers.utils.hub import cached_file
 
-from r1.checkpoint_files import (
-    HF,
-    MARKER,
-    POINTER,
-    SHARDS,
-    STEP_FOLDER,
-    complete_checkpoints,
-    find_checkpoint,
-    read_marker,
-    remove,
-    write_synced,
-    write_text_atomically,
-)
+from r1.checkpoint_files import SHARDS, complete_checkpoints, damaged_files, find_checkpoint, read_marker
+from r1.checkpoint_resume import checkpoint_to_resume
+from r1.checkpoint_save import Snapshot, Writer, first_cause, hf_files, make_marker, read_generation_config
 from r1.checkpoint_state import (
-    check_names,
-    empty_optimizer_values,
-    group_state,
-    load_schedule,
+    Learner,
     model_values,
+    of,
     optimizer_values,
     rng_state,
-    set_group_state,
+    room_for,
     set_optimizer_values,
     set_rng_state,
+    set_small_state,
+    small_state,
+    staged,
+    under,
 )
 from r1.config import Config
 from r1.parallel import gather_objects
@@ -62,7 +46,12 @@ class TrainerState:
 
     step: int  # steps that are done
     policy_version: int  # optimizer steps that are done
-    best_metric: float | None = None  # best value so far of the metric that picks a checkpoint
+    draws: int = 0  # batches of prompts that were sampled; more than steps where groups are filtered
+    kl_coef: float | None = None  # where it moves during the run
+
+
+class DamagedCheckpoint(ValueError):
+    """The bytes on disk are not those that were saved."""
 
 
 class Checkpoints:
@@ -73,8 +62,7 @@ class Checkpoints:
         tokenizer, processor: copied into every checkpoint; the processor is None for text models.
 
     Raises:
-        ValueError: by load and to_resume, where a checkpoint is missing, damaged or of another model.
-        OSError: by save, on every rank alike, where one of them could not write; earlier checkpoints stay as they were.
+        ValueError: by load, resume and to_resume, where a checkpoint is missing, damaged or of another model.
     """
 
     def __init__(
@@ -82,54 +70,154 @@ class Checkpoints:
     ) -> None:
         self.config = config
         self.folder = Path(config.run_dir) / "checkpoints"
-        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self._writer = Writer(config)
+        self.rank, self.world_size = self._writer.rank, self._writer.world_size
         self._tokenizer, self._processor = tokenizer, processor
         # Read at the start: by the first save the hub may be out of reach.
-        self._generation_config = _generation_config(config) if self.rank == 0 else None
+        self._generation_config = read_generation_config(config) if self.rank == 0 else None
+        self._hf: Mapping[str, bytes] | OSError = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+        self._failure: OSError | None = None
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint of the run, if it has one."""
         found = complete_checkpoints(self.folder)
         return found[-1] if found else None
 
+    def save(
+        self,
+        state: TrainerState,
+        policy: Learner,
+        *,
+        critic: Learner | None = None,
+        reference: PreTrainedModel | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> Path:
+        """Save step state.step; every rank takes part. Returns when the state is copied, and may change again.
+
+        The copy is written in a thread (checkpoint.asynchronous). Where that fails an error is logged and training may
+        go on: earlier checkpoints are intact, and `finish` raises if it was the last save.
+
+        Args:
+            reference: only one that moves during the run; the others come from model.path.
+            metrics: of this step, as logged; checkpoint.best_metric is one of them.
+        """
+        self._wait()
+        if self.rank == 0 and (not self._hf or isinstance(self._hf, OSError)):
+            # In this thread and once: tokenizers cannot be used by two threads.
+            self._hf = hf_files(self.config, policy.model, self._tokenizer, self._processor, self._generation_config)
+        values, trainer = model_values(policy.model), {"state": asdict(state), "policy": small_state(policy)}
+        if not self.config.checkpoint.save_model_only:
+            values |= optimizer_values(policy.model, policy.optimizer)
+            if critic is not None:
+                values |= under("critic", model_values(critic.model) | optimizer_values(critic.model, critic.optimizer))
+                trainer |= {"critic": small_state(critic)}
+            if reference is not None:
+                values |= under("reference", model_values(reference))
+        snapshot = Snapshot(
+            folder=self.folder / f"step_{state.step:06d}",
+            values=staged(values) if self.config.checkpoint.asynchronous else values,
+            rng=rng_state(),
+            trainer=copy.deepcopy(trainer),
+            hf=self._hf,
+            marker=make_marker(self.config, asdict(state), metrics or {}, self.world_size),
+        )
+        if self.config.checkpoint.asynchronous:
+            self._writing = self._thread.submit(self._write, snapshot)
+        else:
+            self._write(snapshot)
+        return snapshot.folder
+
+    def _write(self, snapshot: Snapshot) -> None:
+        self._failure = None
+        try:
+            self._writer.write(snapshot)
+        except OSError as error:
+            self._failure = error
+            if self.rank == 0:
+                _log.error("NOT SAVED: %s; training goes on", error)
+
+    def _wait(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def finish(self) -> Path | None:
+        """Wait until the last save is written, and return the newest checkpoint.
+
+        Raises:
+            OSError: the last save could not be written; on every rank alike.
+        """
+        self._wait()
+        if self._failure is not None:
+            raise self._failure
+        return self.latest()
+
     def to_resume(self) -> Path | None:
         """The checkpoint that the config says to go on from; None: start anew. Looks at files only."""
-        if self.config.checkpoint.load_path is not None:
-            return find_checkpoint(self.config.checkpoint.load_path)
-        return self.latest() if self.config.checkpoint.resume else None
+        return checkpoint_to_resume(self.config)
 
-    def save(
-        self, state: TrainerState, *, model: PreTrainedModel, optimizer: Optimizer, scheduler: LRScheduler
-    ) -> Path:
-        """Write step state.step; every rank takes part. A kill at any moment leaves the earlier checkpoints valid."""
-        folder = self.folder / f"step_{state.step:06d}"
-        rng = rng_state()
-        trainer = {"state": asdict(state), "scheduler": scheduler.state_dict(), "groups": group_state(optimizer)}
-        with self._all_or_none(folder):
-            if self.rank == 0:
-                self._clean(folder)
-                (folder / HF).mkdir(parents=True)
-        with self._all_or_none(folder):
-            save_shards(
-                model_values(model) | optimizer_values(model, optimizer),
-                checkpoint_id=folder / SHARDS,
-                no_dist=not dist.is_initialized(),
-            )
-            write_synced(folder / f"rank_{self.rank:04d}.pt", {"rng": rng})
-            if self.rank == 0:
-                write_synced(folder / "trainer.pt", trainer)
-                self._write_hf(folder / HF, model)
-        with self._all_or_none(folder):
-            if self.rank == 0:
-                self._commit(folder, state)
-        return folder
+    def resume(
+        self, policy: Learner, *, critic: Learner | None = None, reference: PreTrainedModel | None = None
+    ) -> TrainerState | None:
+        """Load what the config says to go on from; None: there is nothing. Every rank takes part.
 
-    def load(self, path: Path, *, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler) -> TrainerState:
+        Where it is the run's newest and that is damaged on disk, the one before it is taken, with an error logged.
+        """
+        path = self.to_resume()
+        if path is None:
+            return None
+        complete = complete_checkpoints(self.folder)
+        # A path that was asked for is not replaced by another.
+        choices = complete if path in complete[-1:] else [path]
+        for choice in reversed(choices):
+            try:
+                return self.load(choice, policy, critic=critic, reference=reference)
+            except DamagedCheckpoint as error:
+                if choice == choices[0]:
+                    raise
+                if self.rank == 0:
+                    _log.error("%s; resuming from the checkpoint before it", error)
+        return None
+
+    def load(
+        self, path: Path, policy: Learner, *, critic: Learner | None = None, reference: PreTrainedModel | None = None
+    ) -> TrainerState:
         """Put weights, optimizer states, schedule and RNG back, in place; every rank takes part.
 
         On as many ranks as saved it is exact, bit for bit; on another number the RNG stays freshly seeded.
         Parameters without states in the checkpoint (they never had a gradient) get theirs at their first step.
         """
+        marker = self._check(path)
+        trainer = torch.load(path / "trainer.pt", weights_only=True)
+        learners = {"policy": policy} | ({"critic": critic} if critic is not None and "critic" in trainer else {})
+        try:
+            # Not set_state_dict: on a fresh optimizer that takes a step, and it wants states of every parameter.
+            there = FileSystemReader(path / SHARDS).read_metadata().state_dict_metadata
+            values = {}
+            for name, learner in learners.items():
+                values |= under(name, room_for(path, learner.model, learner.optimizer, of(name, there)))
+            moved = reference is not None and bool(of("reference", there))
+            if reference is not None and moved:
+                values |= under("reference", room_for(path, reference, None, of("reference", there)))
+            load_shards(values, checkpoint_id=path / SHARDS, no_dist=not dist.is_initialized())
+        except CheckpointException as error:
+            raise DamagedCheckpoint(f"{path} cannot be read: {first_cause(error)}; use an earlier one") from error
+        for name, learner in learners.items():
+            set_optimizer_values(learner.model, learner.optimizer, of(name, values))
+            set_small_state(learner, trainer[name])
+        if marker["world_size"] == self.world_size:
+            set_rng_state(torch.load(path / f"rank_{self.rank:04d}.pt", weights_only=True)["rng"])
+        if self.rank == 0:
+            missing = [name for name, part in (("critic", critic), ("reference", reference)) if part is not None]
+            missing = [name for name in missing if not of(name, there)]
+            for line in fresh_parts(marker, self.world_size, missing):
+                _log.warning("%s %s", path, line)
+        return TrainerState(**trainer["state"])
+
+    def _check(self, path: Path) -> dict[str, Any]:
+        """The marker, once every rank sees the same and every file is as it was saved."""
         marker = read_marker(path)
         if marker is None:
             find_checkpoint(path)  # says what is wrong and what is there
@@ -137,97 +225,30 @@ class Checkpoints:
         seen = self._gather((marker["step"], marker["sequence"]))
         if len(set(seen)) > 1:
             raise ValueError(f"the ranks see different checkpoints at {path}: steps {seen}; use one shared folder")
-        try:
-            # Not set_state_dict: on a fresh optimizer that takes a step, and it wants states of every parameter.
-            there = FileSystemReader(path / SHARDS).read_metadata().state_dict_metadata
-            values = model_values(model)
-            check_names(path, values, there)
-            values |= empty_optimizer_values(model, optimizer, there)
-            load_shards(values, checkpoint_id=path / SHARDS, no_dist=not dist.is_initialized())
-        except CheckpointException as error:
-            raise ValueError(f"{path} cannot be read: {_first_cause(error)}; use an earlier checkpoint") from error
-        set_optimizer_values(model, optimizer, values)
-        trainer = torch.load(path / "trainer.pt", weights_only=True)
-        set_group_state(optimizer, trainer["groups"])
-        load_schedule(optimizer, scheduler, trainer["scheduler"])
-        if marker["world_size"] == self.world_size:
-            set_rng_state(torch.load(path / f"rank_{self.rank:04d}.pt", weights_only=True)["rng"])
-        elif self.rank == 0:
-            _log.warning(
-                "%s was saved on %d ranks and is loaded on %d: random number generators start fresh from the seed",
-                path, marker["world_size"], self.world_size,
-            )  # fmt: skip
-        return TrainerState(**trainer["state"])
+        share = slice(self.rank, None, self.world_size)
+        damaged = sorted(name for names in self._gather(damaged_files(path, marker, share=share)) for name in names)
+        if damaged:
+            raise DamagedCheckpoint(
+                f"{path} is damaged: the bytes of {', '.join(damaged[:3])} are not those that were saved; "
+                f"check the disk and use an earlier checkpoint"
+            )
+        return marker
 
     def _gather(self, value: Any) -> list[Any]:
         return gather_objects(value) if dist.is_initialized() else [value]
 
-    @contextlib.contextmanager
-    def _all_or_none(self, folder: Path) -> Iterator[None]:
-        """A barrier at the end of the block that raises on every rank when the block failed on one of them."""
-        cause = None
-        try:
-            yield
-        except CheckpointException as error:
-            cause = _first_cause(error)
-        except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-            cause = f"{type(error).__name__}: {error}"
-        causes = self._gather(cause)
-        for rank, cause in enumerate(causes):
-            if cause is not None:
-                raise OSError(
-                    f"{folder} could not be saved (rank {rank}: {cause}); free disk space or make it writable. "
-                    f"Earlier checkpoints are intact"
-                )
 
-    def _clean(self, folder: Path) -> None:
-        """Remove what earlier saves left half-written, and the folder that is about to be written."""
-        complete = set(complete_checkpoints(self.folder))
-        for path in self.folder.glob("step_*"):
-            if STEP_FOLDER.fullmatch(path.name) and (path == folder or path not in complete):
-                remove(path)
-
-    def _write_hf(self, folder: Path, model: PreTrainedModel) -> None:
-        config = model.config
-        if not config.architectures:  # FSDP2 puts its name before the class's
-            config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        config.save_pretrained(folder)
-        # Verbatim: saving the parsed one may drop fields, refuse old ones, or lose all but one end token.
-        if self._generation_config is not None:
-            (folder / "generation_config.json").write_text(self._generation_config)
-        (self._processor or self._tokenizer).save_pretrained(folder)
-        if self._processor is not None:
-            self._tokenizer.save_pretrained(folder)
-        if self.config.data.override_chat_template is not None:
-            shutil.copyfile(self.config.data.override_chat_template, folder / "chat_template.jinja")
-
-    def _commit(self, folder: Path, state: TrainerState) -> None:
-        """Make the checkpoint count, move the pointer, delete the oldest beyond save_limit; in this order."""
-        missing = [r for r in range(self.world_size) if not (folder / f"rank_{r:04d}.pt").exists()]
-        if missing:
-            raise OSError(f"the files of ranks {missing} are not there; trainer.output_dir must be on a shared disk")
-        files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-        older = complete_checkpoints(self.folder)
-        sequence = 1 + max((m["sequence"] for m in map(read_marker, older) if m is not None), default=0)
-        marker = {"step": state.step, "sequence": sequence, "policy_version": state.policy_version}
-        marker |= {"world_size": self.world_size, "saved_at": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        marker |= {"versions": {name: version(name) for name in ("torch", "transformers")}, "files": files}
-        write_text_atomically(folder / MARKER, json.dumps(marker, indent=1))
-        pointer = {"step": state.step, "path": folder.name}
-        write_text_atomically(self.folder / POINTER, json.dumps(pointer))
-        if self.config.checkpoint.save_limit != -1:
-            for path in [*older, folder][: -self.config.checkpoint.save_limit]:
-                remove(path)
-
-
-def _generation_config(config: Config) -> str | None:
-    try:
-        path = cached_file(config.model.path, "generation_config.json", _raise_exceptions_for_missing_entries=False)
-    except OSError:  # no such model folder and no hub
-        return None
-    return Path(path).read_text() if path is not None else None
-
-
-def _first_cause(error: CheckpointException) -> str:
-    rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-    return f"rank {rank}: {type(cause).__name__}: {cause}"
+def fresh_parts(marker: Mapping[str, Any], world_size: int, missing: list[str]) -> Iterator[str]:
+    """What a run that loads the checkpoint does not get from it, one line each."""
+    if marker["world_size"] != world_size:
+        yield (
+            f"was saved on {marker['world_size']} ranks and is loaded on {world_size}: random number generators start "
+            "fresh from the seed"
+        )
+    if marker["model_only"]:
+        yield (
+            "has weights and no optimizer states (checkpoint.save_model_only): the optimizer starts fresh, so the run "
+            "goes on, but not as it would have"
+        )
+    for name in missing:
+        yield f"has no {name}: it starts from model.path"

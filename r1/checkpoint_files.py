@@ -1,16 +1,23 @@
 """Which folders count as checkpoints: the marker file, their order, what a path means, and kill-proof writing."""
 
 import json
+import math
 import os
 import re
 import shutil
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-MARKER, POINTER, SHARDS, HF = "complete.json", "latest.json", "shards", "hf"
+from r1.config import CheckpointConfig
+
+MARKER, POINTER, BEST, CONFIG = "complete.json", "latest.json", "best.json", "config.json"
+SHARDS, HF = "shards", "hf"
 STEP_FOLDER = re.compile(r"step_(\d+)")
+_PART = 16 * 2**20  # bytes read at a time for a checksum
 
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
@@ -20,12 +27,29 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
     """
     try:
         marker = json.loads((folder / MARKER).read_text())
-        for name, size in marker["files"].items():
+        for name, (size, _) in marker["files"].items():
             if (folder / name).stat().st_size != size and not name.startswith(f"{HF}/"):
                 return None
-    except (OSError, json.JSONDecodeError, KeyError):
+    except (OSError, json.JSONDecodeError, KeyError, TypeError):
         return None
     return marker
+
+
+def checksum(path: Path, *, sync: bool = False) -> list[int]:
+    """[size in bytes, CRC-32] of a file; sync: push it to the disk, too."""
+    size, crc = 0, 0
+    with path.open("rb") as file:
+        while part := file.read(_PART):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+        if sync:
+            os.fsync(file.fileno())
+    return [size, crc]
+
+
+def damaged_files(folder: Path, marker: dict[str, Any], *, share: slice = slice(None)) -> list[str]:
+    """Names of files whose bytes are not those that were saved (people may edit hf/); share: of the sorted names."""
+    names = sorted(name for name in marker["files"] if not name.startswith(f"{HF}/"))
+    return [name for name in names[share] if checksum(folder / name) != marker["files"][name]]
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -39,6 +63,30 @@ def complete_checkpoints(folder: Path) -> list[Path]:
         if STEP_FOLDER.fullmatch(path.name) and (marker := read_marker(path)) is not None:
             order[path] = (marker["sequence"], marker["step"])
     return sorted(order, key=lambda path: order[path])
+
+
+def metric_of(marker: dict[str, Any], config: CheckpointConfig) -> float | None:
+    """The checkpoint's value of checkpoint.best_metric; None where it was not measured at that step."""
+    value = marker["metrics"].get(config.best_metric) if config.best_metric is not None else None
+    return value if value is not None and math.isfinite(value) else None
+
+
+def best_checkpoints(paths: Iterable[Path], config: CheckpointConfig) -> list[Path]:
+    """Those of paths that have the metric, the best first; of equals the one later in paths."""
+    sign = 1 if config.best_mode == "max" else -1
+    values = [(marker, path) for path in paths if (marker := read_marker(path)) is not None]
+    ranked = [
+        (sign * value, i, path) for i, (m, path) in enumerate(values) if (value := metric_of(m, config)) is not None
+    ]
+    return [path for _, _, path in sorted(ranked, reverse=True)]
+
+
+def superfluous(complete: list[Path], config: CheckpointConfig) -> list[Path]:
+    """What to delete of complete, the newest last: neither of the save_limit newest nor of the best_limit best."""
+    if config.save_limit == -1:
+        return []
+    kept = set(complete[-config.save_limit :]) | set(best_checkpoints(complete, config)[: config.best_limit])
+    return [path for path in complete if path not in kept]
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -95,6 +143,11 @@ def write_text_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Push the folder's list of names to the disk; fsync of a file does not."""
+    directory = os.open(folder, os.O_RDONLY)
     os.fsync(directory)
     os.close(directory)

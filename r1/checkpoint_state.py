@@ -2,18 +2,44 @@
 
 import logging
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel
 
 _log = logging.getLogger(__name__)
 _GROUP_STATE = ("setup", "step", "kahan_sum")  # what torch-optimi (0.3.3) keeps in a group, not beside a parameter
+
+
+class Learner(Protocol):
+    """A model in training with its optimizer and schedule: the policy, or a critic beside it."""
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
+    @property
+    def scheduler(self) -> LRScheduler: ...
+
+
+def under(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """values under the name of a part of the run; the policy's names stand alone."""
+    return dict(values) if part == "policy" else {f"{part}.{name}": value for name, value in values.items()}
+
+
+def of(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What `under` put there, by its own names."""
+    if part == "policy":
+        return {name: value for name, value in values.items() if name.startswith(("model.", "optimizer."))}
+    return {name.removeprefix(f"{part}."): value for name, value in values.items() if name.startswith(f"{part}.")}
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -41,6 +67,19 @@ def optimizer_values(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         assert name is not None, f"the optimizer trains a parameter of shape {tuple(parameter.shape)} outside the model"
         values |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
     return values
+
+
+def staged(values: dict[str, Any]) -> dict[str, Any]:
+    """A copy in host memory that training does not touch, shards as shards."""
+    # Not pinned: a save would keep as much memory locked as the shards take, for the rest of the run.
+    options = StagingOptions(
+        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+    )
+    stager = DefaultStager(options)
+    copies = stager.stage(values)
+    stager.close()
+    assert isinstance(copies, dict), "staging was asked to be synchronous"
+    return copies
 
 
 def empty_optimizer_values(model: nn.Module, optimizer: Optimizer, there: dict[str, Any]) -> dict[str, Any]:
@@ -80,15 +119,32 @@ def set_optimizer_values(model: nn.Module, optimizer: Optimizer, values: dict[st
             optimizer.state[parameters[name]][key] = value
 
 
-def group_state(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What an optimizer remembers for each group as a whole; its settings come from the config."""
-    return [{key: group[key] for key in _GROUP_STATE if key in group} for group in optimizer.param_groups]
+def small_state(learner: Learner) -> dict[str, Any]:
+    """The schedule, and what an optimizer remembers for each group as a whole; its settings come from the config."""
+    groups = [{key: group[key] for key in _GROUP_STATE if key in group} for group in learner.optimizer.param_groups]
+    return {"scheduler": learner.scheduler.state_dict(), "groups": groups}
 
 
-def set_group_state(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:
-    """Put group_state's values back."""
-    for group, state in zip(optimizer.param_groups, saved, strict=True):
+def set_small_state(learner: Learner, saved: dict[str, Any]) -> None:
+    """Put small_state's values back."""
+    for group, state in zip(learner.optimizer.param_groups, saved["groups"], strict=True):
         group.update(state)
+    load_schedule(learner.optimizer, learner.scheduler, saved["scheduler"])
+
+
+def room_for(path: Path, model: nn.Module, optimizer: Optimizer | None, there: dict[str, Any]) -> dict[str, Any]:
+    """The tensors to load into: the model's own, and new ones for an optimizer's states.
+
+    Args:
+        path: of the checkpoint, for messages.
+        there: the checkpoint's metadata of this model, by name.
+
+    Raises:
+        ValueError: the checkpoint is of another model.
+    """
+    values = model_values(model)
+    check_names(path, values, there)
+    return values if optimizer is None else values | empty_optimizer_values(model, optimizer, there)
 
 
 def check_names(path: Path, values: dict[str, Any], there: dict[str, Any]) -> None:

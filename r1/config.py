@@ -85,9 +85,9 @@ class Config:
             f"response of data.max_prompt_length + data.max_response_length = {need} tokens; raise it to {need}",
         )
         require(
-            self.algorithm.advantage != "grpo" or self.rollout.n >= 2,
-            f"rollout.n={self.rollout.n} gives every response an advantage of 0 under algorithm.advantage='grpo'; "
-            "use at least 2",
+            self.rollout.n >= 2 or self.algorithm.advantage in ("remax", "reinforce_plus_plus", "gae"),
+            f"rollout.n={self.rollout.n} gives every response an advantage of 0 under "
+            f"algorithm.advantage={self.algorithm.advantage!r}, which compares a prompt's responses; use at least 2",
         )
 
     @property

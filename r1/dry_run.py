@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from r1.config import Config
-from r1.data.loader import check_columns
-from r1.data.rows import load_rows, parse_source
+from r1.data.loader import Loader
+from r1.data.mixture import Mixture
 from r1.data.setup import load_data
+from r1.data.sources import as_sources, parse_source
 from r1.policy.model import load_model_config
 from r1.rewards.runner import check_reward_function
 
@@ -41,11 +42,11 @@ def check_files(config: Config) -> None:
         if path is not None and not Path(path).exists():
             raise ValueError(f"data.{name}={path!r} does not exist (relative paths start at {Path.cwd()})")
     for option, source in (
-        ("data.train_files", config.data.train_files),
+        *(("data.train_files", t) for t in as_sources(config.data.train_files)),
         *(("data.val_files", v) for v in config.data.val_files),
     ):
         parsed = parse_source(source)
-        if parsed.path is None and not _on_hub(parsed.location):
+        if not parsed.paths and (parsed.is_glob or not _on_hub(parsed.location)):
             raise ValueError(f"{option}={source!r}: no such file or folder, and not a hub id like owner/name")
     if _looks_local(config.model.path) and not Path(config.model.path).is_dir():
         raise ValueError(f"model.path={config.model.path!r}: no such folder, and not a hub id like owner/name")
@@ -110,21 +111,26 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    sources = [config.data.train_files, *config.data.val_files]
-    local_data = [s for s in sources if parse_source(s).path is not None]
+    train_sources = as_sources(config.data.train_files)
+    sources = [*train_sources, *config.data.val_files]
+    local_data = [s for s in sources if parse_source(s).paths]
     for source in sources:
         if source not in local_data:
             yield f"data       {source}: on the hub, fetched at start, not checked"
     if Path(config.model.tokenizer_path or config.model.path).is_dir() and len(local_data) == len(sources):
         _, _, train, val_sets = load_data(config)
         steps = config.steps_per_epoch(train.num_rows)
-        yield f"data       {config.data.train_files}: {train.num_rows} rows, {train.dropped} dropped as overlong"
+        yield f"data       {', '.join(train_sources)}: {_rows(train)}"
         for val in val_sets:
-            yield f"validation {val.name}: {val.num_rows} rows, {val.dropped} dropped as overlong"
+            yield f"validation {val.name}: {_rows(val)}"
         yield f"steps      {steps} an epoch, {config.num_steps(train.num_rows)} in all"
         return
     for source in local_data:
-        rows = load_rows(source)
-        check_columns(rows, config.data, source=source)
+        rows = Mixture([source], config.data)
         columns = ", ".join(rows.column_names)
         yield f"data       {source}: {len(rows)} rows, columns {columns} (lengths not checked: no tokenizer here)"
+
+
+def _rows(loader: Loader) -> str:
+    bad = f", {loader.skipped} skipped as unusable" if loader.skipped else ""
+    return f"{loader.num_rows} rows, {loader.dropped} dropped as overlong{bad}"

@@ -3,6 +3,8 @@
 Each field is followed by its meaning; each rule says what would fit. r1/sections_training.py has the other sections.
 """
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,12 +17,13 @@ def require(ok: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    train_files: str = "hiyouga/geometry3k@train"
-    """Hub id, file (json, jsonl, parquet) or folder; `@split` picks a split (default train)."""
+    train_files: str | tuple[str, ...] = "hiyouga/geometry3k@train"
+    """Hub id, file (json, jsonl, parquet, arrow), folder, saved data set or glob; `@split` picks a split (default
+    train). Several are mixed: each row once an epoch, or by weights, as in ("a.jsonl*0.7", "b.jsonl*0.3")."""
     val_files: tuple[str, ...] = ("hiyouga/geometry3k@test",)
     """Validation sets, each as train_files; named as in `geo3k=hiyouga/geometry3k@test`, else after the file."""
     prompt_key: str = "problem"
-    """Column with the prompt; `<image>` in it marks each image's place."""
+    """Column with the prompt, text or chat messages; `<image>` in the user's text marks each image's place."""
     answer_key: str = "answer"
     """Column handed to the reward function as ground_truth."""
     image_key: str = "images"
@@ -28,17 +31,25 @@ class DataConfig:
     image_dir: str | None = None
     """Folder that relative image paths start from; None: the data file's own folder."""
     system_prompt: str | None = None
-    """System message put before every prompt."""
+    """System message put before every prompt that does not begin with one of its own."""
     format_prompt: str | None = None
-    """Path of a jinja template that is rendered with `content` (the prompt)."""
+    """Path of a jinja template that is rendered with `content` (the prompt; of chat messages the user's last)."""
     override_chat_template: str | None = None
     """Path of a jinja file that replaces the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)
+    """Variables of the chat template, in training and validation alike, as in {"enable_thinking": False}."""
     max_prompt_length: int = 2048
     """Tokens of a prompt, image tokens counted; longer ones: see overlong_prompts."""
     max_response_length: int = 2048
     """Tokens of a response; sampling stops there."""
-    overlong_prompts: Literal["filter", "error"] = "filter"
-    """filter: drop rows with longer prompts, counted and printed. error: stop and name the first."""
+    overlong_prompts: Literal["filter", "error", "truncate_left"] = "filter"
+    """filter: drop rows with longer prompts, counted and printed. error: stop and name the first. truncate_left: keep
+    the last tokens; images are never cut."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """A row that cannot be used. error: stop before training and name it. skip: name it, count it, train without it."""
+    check_images: bool = True
+    """Decode every image once before training. False reads headers only: other damage is then met in its step, where
+    on_bad_row=skip puts another row in its place."""
     rollout_batch_size: int = 512
     """Prompts per step, over all ranks."""
     val_batch_size: int = 1024
@@ -57,6 +68,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         if isinstance(self.val_files, str):  # one set may be written without its comma
             object.__setattr__(self, "val_files", (self.val_files,) if self.val_files else ())
+        weighted = [s for s in self.val_files if re.search(r"\*\d*\.?\d+$", s)]
+        require(not weighted, f"data.val_files has a weight in {weighted[:1]}; every validation row is used: drop it")
+        reserved = {"conversation", "messages", "chat_template", "tokenize", "add_generation_prompt"}
+        taken = sorted(reserved & set(self.chat_template_kwargs))
+        require(not taken, f"data.chat_template_kwargs must not set {', '.join(taken)}: r1 does; take it out")
         for name in ("max_prompt_length", "max_response_length", "rollout_batch_size", "num_workers", "min_pixels"):
             value = getattr(self, name)
             require(value >= 1, f"data.{name} must be at least 1, got {value}")
@@ -126,12 +142,18 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig:
-    function: str = "math"
-    """Built in: math, r1v, dapo. Yours: path/to/file.py:function (function `main` when no colon)."""
+    function: str | dict[str, float] = "math"
+    """Built in: math, r1v, dapo, choice, iou, format, overlong, repetition, cosine. Yours: path/to/file.py:function
+    (function `main` when no colon). Several with their weights: {"math": 1.0, "repetition": 0.2}."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments given to every call."""
-    timeout_s: float = 10.0
-    """Limit of one call. A batch that takes longer is graded again response by response, each with this limit."""
+    """Keyword arguments given to every call; with several functions by name, {"repetition": {"size": 4}}."""
+    timeout_s: float | None = None
+    """Limit of one call; None: 1 s where all functions are built in, else 10 s. A batch that takes longer is graded
+    again response by response, each with this limit."""
+    memory_mb: int = 512
+    """What grading may take beyond the memory that a process holds with its functions loaded (Linux); 0: no limit."""
+    batch_size: int = 16
+    """Most responses per call; an async sequential function works on that many at once in each process."""
     num_workers: int = 2
     """Worker processes per rank."""
     on_error: Literal["exclude", "raise"] = "exclude"
@@ -140,6 +162,36 @@ class RewardConfig:
     """Decode responses without special tokens; tokens added for thinking or answers stay either way."""
 
     def __post_init__(self) -> None:
-        require(bool(self.function), "reward.function is empty; give math, r1v, dapo or path/to/file.py:function")
-        require(self.timeout_s > 0, f"reward.timeout_s must be above 0, got {self.timeout_s}")
+        require(
+            bool(self.function) and all(self.functions),
+            "reward.function is empty; give math, path/to/file.py:function or {name: weight, ...}",
+        )
+        for name, weight in self.functions.items():
+            require(math.isfinite(weight), f"reward.function: the weight of {name!r} must be finite, got {weight}")
+        if isinstance(self.function, dict):
+            for name, value in self.kwargs.items():
+                require(
+                    name in self.function and isinstance(value, dict),
+                    f"reward.kwargs[{name!r}]: with several functions it holds a dict for each by name; the names are "
+                    f"{list(self.function)}",
+                )
+        require(self.timeout_s is None or self.timeout_s > 0, f"reward.timeout_s must be above 0, got {self.timeout_s}")
+        require(self.memory_mb >= 0, f"reward.memory_mb must be at least 0 (no limit), got {self.memory_mb}")
+        require(self.batch_size >= 1, f"reward.batch_size must be at least 1, got {self.batch_size}")
         require(self.num_workers >= 1, f"reward.num_workers must be at least 1, got {self.num_workers}")
+
+    @property
+    def functions(self) -> dict[str, float]:
+        """Every reward function with its weight."""
+        return self.function if isinstance(self.function, dict) else {self.function: 1.0}
+
+    @property
+    def limit_s(self) -> float:
+        """timeout_s, or its default."""
+        if self.timeout_s is not None:
+            return self.timeout_s
+        return 10.0 if any("/" in name or ".py" in name for name in self.functions) else 1.0
+
+    def kwargs_of(self, name: str) -> dict[str, Any]:
+        """The keyword arguments of one of the functions."""
+        return self.kwargs.get(name, {}) if isinstance(self.function, dict) else self.kwargs

@@ -13,31 +13,40 @@ import traceback
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import PreTrainedModel
 
+from r1.algorithms.advantage import ADVANTAGES
 from r1.algorithms.groups import set_advantages, valid_tokens
+from r1.algorithms.named import function_of
 from r1.checkpoint import Checkpoints, TrainerState
+from r1.checkpoint_resume import check_resume
 from r1.config import Config, config_to_json, load_config
 from r1.data.setup import load_data
 from r1.dry_run import check_files, dry_run
 from r1.evaluate import evaluate
+from r1.faults import hint
 from r1.loggers import Logger, check_installed
 from r1.metrics import Timer, step_metrics
 from r1.parallel import Ranks, init_ranks, seed_everything, world_from_env
+from r1.policy.critic import Critic
 from r1.policy.policy import Policy
+from r1.preempt import Stopper, exit_stopped
 from r1.rewards.runner import RewardRunner
-from r1.rollout.sampler import Sampler
+from r1.rollout.sampler import BatchPrompts, Sampler
 
 _log = logging.getLogger(__name__)
 
 
-def train(config: Config, ranks: Ranks, rewards: RewardRunner) -> None:
-    """The loop: sample, score, update; now and then validate and save. Every rank runs it in step."""
+def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper) -> bool:
+    """The loop: sample, score, update; now and then validate and save. Every rank runs it in step; False: stopped."""
     tokenizer, processor, loader, val_sets = load_data(config)
     num_steps = config.num_steps(loader.num_rows)
+    advantage_fn = function_of(config.algorithm.advantage, ADVANTAGES, option="algorithm.advantage")
     policy = Policy(config, ranks, num_steps)
+    critic = Critic(config, ranks, policy.backend, num_steps) if config.algorithm.advantage == "gae" else None
     sampler = Sampler(config, ranks, policy, tokenizer, rewards, loader.renderer.mm_processor_kwargs)
     checkpoints = Checkpoints(config, tokenizer=tokenizer, processor=processor)
-    start = resume(checkpoints, policy)
+    start, reason = resume(checkpoints, policy, sampler, critic), None
     log = RankZeroLog(config, ranks, num_steps, start)
 
     def validate(step: int) -> dict[str, float]:
@@ -53,25 +62,37 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner) -> None:
         with timer("weight_sync"):
             sampler.sync()
         with timer("rollout"):
-            rollouts, homes, prompts, pending = sampler.sample(loader, step)
+            batch = sampler.sample(loader)
+            rollouts, prompts = batch.rollouts, BatchPrompts(loader, batch.rows)
         with timer("logprobs"):
-            minibatches = policy.pack(rollouts, homes, prompts)
+            minibatches = policy.pack(rollouts, batch.homes, prompts)
             policy.set_logprobs(minibatches)
+            if critic is not None:
+                critic.set_values(rollouts, minibatches)
         with timer("reward"):  # grading went on during the logprobs; this is what was left of it
-            failures = sampler.set_rewards(rollouts, pending)
-        set_advantages(rollouts, config)
+            sampler.set_rewards(batch)
+        metrics = policy.set_kl_penalties(rollouts, minibatches)
+        set_advantages(rollouts, advantage_fn, config)
         with timer("update"):
-            metrics = policy.update(minibatches, valid_tokens(rollouts, config))
+            if critic is not None:
+                metrics |= critic.update(rollouts, minibatches)
+            if step > config.algorithm.critic_warmup_steps:
+                metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
         metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks)
+        policy.end_step(step, metrics, len(rollouts))
         if val_sets and is_due(step, config.trainer.val_freq, num_steps):
             metrics |= validate(step)
-        if is_due(step, config.checkpoint.save_freq, num_steps):
-            save(checkpoints, policy, step)
+        reason = stopper.requested() if step < num_steps else None
+        if reason or is_due(step, config.checkpoint.save_freq, num_steps):
+            metrics["time/save_s"] = save(checkpoints, policy, sampler, critic, step, metrics)
         log.metrics(step, metrics)
-        log.samples(step, "train", sampler.samples(prompts))
-        log.failures(step, failures)
-    log.end(checkpoints.latest())
+        log.samples(step, "train", sampler.samples(batch, prompts))
+        log.failures(step, batch.failures)
+        if reason:
+            break
+    log.end(checkpoints.finish(), reason)
     sampler.close()
+    return reason is None
 
 
 def is_due(step: int, every: int, num_steps: int) -> bool:
@@ -79,19 +100,34 @@ def is_due(step: int, every: int, num_steps: int) -> bool:
     return step == num_steps or (every > 0 and step % every == 0)
 
 
-def resume(checkpoints: Checkpoints, policy: Policy) -> int:
+def resume(checkpoints: Checkpoints, policy: Policy, sampler: Sampler, critic: Critic | None) -> int:
     """Load the checkpoint that the config asks for, if there is one; returns the step that is done."""
-    path = checkpoints.to_resume()
-    if path is None:
+    state = checkpoints.resume(policy, critic=critic, reference=moving_reference(policy))
+    if state is None:
         return 0
-    state = checkpoints.load(path, model=policy.model, optimizer=policy.optimizer, scheduler=policy.scheduler)
-    policy.version = state.policy_version
+    policy.version, sampler.draws = state.policy_version, state.draws
+    policy.kl_coef = policy.kl_coef if state.kl_coef is None else state.kl_coef
     return state.step
 
 
-def save(checkpoints: Checkpoints, policy: Policy, step: int) -> None:
-    state = TrainerState(step=step, policy_version=policy.version)
-    checkpoints.save(state, model=policy.model, optimizer=policy.optimizer, scheduler=policy.scheduler)
+def moving_reference(policy: Policy) -> PreTrainedModel | None:
+    """The reference, if it is not model.path's all along."""
+    return policy.reference if policy.config.algorithm.reference_update_steps is not None else None
+
+
+def save(
+    checkpoints: Checkpoints,
+    policy: Policy,
+    sampler: Sampler,
+    critic: Critic | None,
+    step: int,
+    metrics: dict[str, float],
+) -> float:
+    """Returns the seconds that training waited for it."""
+    began = time.monotonic()
+    state = TrainerState(step=step, policy_version=policy.version, draws=sampler.draws, kl_coef=policy.kl_coef)
+    checkpoints.save(state, policy, critic=critic, reference=moving_reference(policy), metrics=metrics)
+    return time.monotonic() - began
 
 
 class RankZeroLog:
@@ -129,7 +165,7 @@ class RankZeroLog:
                 "step %d: %d responses left out, their reward failed: %s", step, len(lines), "; ".join(lines[:3])
             )
 
-    def end(self, checkpoint: Path | None) -> None:
+    def end(self, checkpoint: Path | None, stopped: str | None) -> None:
         """The last lines: validation before and after, where things lie, and what to type next."""
         for name in sorted(self.last):
             if name in self.first and name.endswith(("/accuracy", "/reward")):
@@ -139,6 +175,8 @@ class RankZeroLog:
             self.say(
                 f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged"
             )
+        if stopped and checkpoint is not None:
+            self.say(f"stopped by {stopped}, saved as {checkpoint.name}; the same command goes on from there")
         self.say(f"done in {time.monotonic() - self.began:.0f} s")
         if self.logger is not None:
             self.logger.close()
@@ -176,6 +214,8 @@ def prepare(words: list[str]) -> Config | None:
     config.check_world_size(world_size, local_world_size)
     check_files(config)
     check_installed(config.trainer.loggers)
+    for line in check_resume(config) if rank == 0 else []:
+        _log.warning("%s", line)
     return config
 
 
@@ -191,15 +231,22 @@ def main() -> None:
     if config is None:
         return
     seed_everything(config.trainer.seed, deterministic=config.trainer.deterministic)
+    stopper = Stopper(config.checkpoint)
     with RewardRunner(config.reward) as rewards:  # before the GPU is touched: its workers are other processes
-        train(config, init_ranks(config.parallel, config.rollout.tensor_parallel_size), rewards)
+        ranks = init_ranks(config.parallel, config.rollout.tensor_parallel_size)
+        stopper.join()
+        finished = train(config, ranks, rewards, stopper)
+        stopper.end()
+    if not finished:
+        exit_stopped()
 
 
 if __name__ == "__main__":
     try:
         main()
-    except Exception:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001
         # A rank that fails must be gone at once, or the others wait for it in a collective: no clean-up that may hang.
         traceback.print_exc()
+        sys.stderr.write(hint(error))
         sys.stderr.flush()
         os._exit(1)

@@ -36,9 +36,12 @@ class Rollout:
     response: str = ""  # decoded text, as the reward function sees it
     rewards: dict[str, float] | None = None  # what the reward function returned; None where it failed
     reward: float | None = None  # rewards["overall"]; None: excluded from the loss and its group's statistics
-    advantage: float = 0.0
-    old_logprobs: Tensor | None = None  # [C] float32 nats, by the trainer before the step's first update
-    ref_logprobs: Tensor | None = None  # [C] float32 nats, by the frozen reference
+    baseline: float | None = None  # reward of the greedy response to its prompt (ReMax); NaN: it has none
+    kl_penalties: Tensor | None = None  # [C] float32, taken off the reward at each token (kl_in="reward")
+    values: Tensor | None = None  # [C] float32, the critic's, before each token (gae)
+    advantages: Tensor | None = None  # [C] float32
+    returns: Tensor | None = None  # [C] float32, what the critic should have said (gae)
+    weight: float = 0.0  # of each of its tokens in the minibatch's loss; 0: not trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

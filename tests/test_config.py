@@ -87,7 +87,7 @@ def test_rules_across_sections_say_what_would_fit(sections, message):
     [
         (lambda: RolloutConfig(top_p=0), "rollout.top_p must be in"),
         (lambda: DataConfig(min_pixels=10, max_pixels=5), "data.min_pixels=10 is above"),
-        (lambda: AlgorithmConfig(clip_low=1.5), "algorithm.clip_low must be in"),
+        (lambda: AlgorithmConfig(clip_low=1.5), r"algorithm.clip_low must be in \(0, 1\)"),
         (lambda: AlgorithmConfig(kl_coef=-0.1), "algorithm.kl_coef must be >= 0"),
         (lambda: TrainerConfig(loggers=("console", "wanb")), "'wanb' is not one of"),
         (lambda: TrainerConfig(max_steps=0), "trainer.max_steps must be at least 1"),

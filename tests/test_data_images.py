@@ -24,7 +24,7 @@ def encode(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
     return buffer.getvalue()
 
 
-def test_d06_every_form_gives_the_same_pixels(tmp_path):
+def test_D06_every_form_gives_the_same_pixels(tmp_path):
     image = picture()
     png = encode(image)
     (tmp_path / "a b.png").write_bytes(png)
@@ -64,12 +64,12 @@ def test_base64_of_a_jpeg_is_no_absolute_path():
         ("test1.jpg", 1), (["a.png", "b.png"], 2), (b"\x89PNG", 1), ({"bytes": b"x", "path": None}, 1),
     ],
 )  # fmt: skip
-def test_d01_d02_d04_cells_hold_so_many_images(cell, count):
+def test_D01_D02_D04_cells_hold_so_many_images(cell, count):
     assert len(list_images(cell)) == count
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_d11_exif_orientation_is_applied_once(kind):
+def test_D11_exif_orientation_is_applied_once(kind):
     for orientation, size in ((1, (24, 16)), (3, (24, 16)), (6, (16, 24)), (8, (16, 24))):
         image, exif = Image.new("RGB", (24, 16), "black"), Image.Exif()
         image.paste("white", (0, 0, 12, 16))  # the left half
@@ -103,7 +103,7 @@ def test_transparency_is_laid_on_white():
         assert loaded.getpixel((0, 0))[0] == 10
 
 
-def test_d13_16_bit_gray_is_scaled_not_clipped():
+def test_D13_16_bit_gray_is_scaled_not_clipped():
     ramp = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
     values = np.asarray(load_image(encode(Image.fromarray(ramp))))
     assert values.shape == (64, 64, 3)
@@ -148,12 +148,12 @@ def test_bad_images_are_named_errors(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("factor", [28, 32])
 @pytest.mark.parametrize("size", [(332, 27), (26, 28), (27, 29), (1, 1), (1000, 7), (5, 900)])
-def test_d09_small_sides_are_scaled_up(factor, size):
+def test_D09_small_sides_are_scaled_up(factor, size):
     width, height = smart_resize(*size, factor=factor, min_pixels=56 * 56, max_pixels=4194304)
     assert min(width, height) >= factor and width % factor == height % factor == 0
 
 
-def test_d09_one_pixel_is_56_by_56():
+def test_D09_one_pixel_is_56_by_56():
     assert smart_resize(1, 1, factor=28, min_pixels=56 * 56, max_pixels=4194304) == (56, 56)
 
 

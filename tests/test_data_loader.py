@@ -1,8 +1,10 @@
 """The loader: order from (seed, step), overlong rows, faults that end the run at the start, prompts made once."""
 
+import dataclasses
 import io
 import json
 import time
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,7 @@ def test_fewer_rows_than_a_batch_matters_only_to_training(tmp_path):
         loader.rows_at(1)
 
 
-def test_d18_overlong_rows_are_dropped_with_a_count(tmp_path, capsys):
+def test_D18_overlong_rows_are_dropped_with_a_count(tmp_path, capsys):
     rows = text_rows(6)
     rows[2]["problem"] = "1234567 " * 100
     loader = make_loader(tmp_path, rows, max_prompt_length=100, shuffle=False)
@@ -85,7 +87,7 @@ def test_d18_overlong_rows_are_dropped_with_a_count(tmp_path, capsys):
         make_loader(tmp_path, rows, max_prompt_length=1)
 
 
-def test_d17_image_tokens_count_and_name_the_needed_length(tmp_path):
+def test_D17_image_tokens_count_and_name_the_needed_length(tmp_path):
     picture = save_picture(tmp_path / "wide.png", 192, 108)
     rows = [{"problem": "<image>", "answer": 1, "images": picture}]
     options = {"vision": True, "max_pixels": 4194304, "max_prompt_length": 40}
@@ -121,18 +123,172 @@ def test_bad_rows_end_at_the_start_with_their_place(tmp_path):
         make_loader(tmp_path, rows, vision=True)
 
 
-def test_d07_damage_behind_the_header_names_the_row_in_the_file(tmp_path):
-    picture = save_picture(tmp_path / "a.jpg", 100, 100)
-    data = (tmp_path / picture).read_bytes()
-    (tmp_path / "cut.jpg").write_bytes(data[: len(data) // 2])
-    rows = [{"problem": "1234567 " * 100, "answer": 0}, *text_rows(2)]
-    rows.append({"problem": "<image>", "answer": 1, "images": "cut.jpg"})
-    loader = make_loader(tmp_path, rows, vision=True, max_prompt_length=100)
-    with pytest.raises(ValueError, match=r"rows row 3 has an image .*cut\.jpg.*truncated"):
-        loader.prepare([2])
+def cut_picture(path: Path) -> str:
+    """A JPEG that lost its second half; its header is whole."""
+    data = (path.parent / save_picture(path.parent / "whole.jpg", 100, 100)).read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    return path.name
 
 
-def test_d21_missing_columns_list_those_found(tmp_path):
+def rows_with_a_cut_picture(path: Path) -> list[dict[str, Any]]:
+    cut = cut_picture(path / "cut.jpg")
+    rows = [{"problem": "1234567 " * 100, "answer": 0}, *text_rows(2), {"problem": "<image>", "images": cut}]
+    return [*rows, {"problem": "<image>", "answer": 4, "images": "whole.jpg"}]
+
+
+def test_D07_a_cut_image_ends_the_run_at_the_start_and_names_its_row(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"rows row 3 has an image .*cut\.jpg.*truncated.*; data\.on_bad_row=skip trains without it"
+    ):
+        make_loader(tmp_path, rows_with_a_cut_picture(tmp_path), vision=True, max_prompt_length=100)
+
+
+def test_D07_a_cut_image_is_skipped_and_counted(tmp_path, capsys):
+    rows = [*rows_with_a_cut_picture(tmp_path), {"problem": "<image>", "answer": 1, "images": "gone.jpg"}]
+    loader = make_loader(
+        tmp_path, rows, vision=True, max_prompt_length=100, on_bad_row="skip", shuffle=False, rollout_batch_size=3
+    )
+    assert (loader.num_rows, loader.dropped, loader.skipped) == (3, 1, 2)
+    out = capsys.readouterr().out
+    assert "rows: 2 of 6 rows skipped" in out
+    assert "1 x image cut short (rows row 3); the first has an image that cannot be used: cannot read" in out
+    assert "1 x no such image file (rows row 5)" in out
+    assert [p.ground_truth for p in loader.prepare(loader.rows_at(1))] == ["0", "1", "4"]  # a full batch
+    bad = [{"problem": "<image>", "answer": 1, "images": "gone.jpg"}] * 2
+    with pytest.raises(ValueError, match=r"rows row 0 has an image .*\(2 such rows in all\)"):
+        make_loader(tmp_path, bad, vision=True, on_bad_row="skip")
+
+
+def test_D07_damage_that_comes_after_the_check_puts_another_row_in_its_place(tmp_path, capsys):
+    rows = rows_with_a_cut_picture(tmp_path)
+    options = {"vision": True, "max_prompt_length": 100, "check_images": False, "shuffle": False}
+    loader = make_loader(tmp_path, rows, on_bad_row="skip", **options)
+    prompts = loader.prepare([1, 2, 3])
+    assert [p.row for p in prompts] == [1, 3, 3] and [p.ground_truth for p in prompts] == ["1", "4", "4"]
+    assert "rows row 3 has an image" in (out := capsys.readouterr().out) and "rows row 4 takes its place" in out
+    again = make_loader(tmp_path, rows, on_bad_row="skip", **options)  # as on another rank
+    assert again.prepare([2])[0].row == 3
+    with pytest.raises(ValueError, match=r"^rows row 3 has an image .*cut\.jpg.*truncated"):
+        make_loader(tmp_path, rows, **options).prepare([2])
+
+
+def test_a_broken_line_is_a_bad_row(tmp_path):
+    loader = make_loader(tmp_path, text_rows(5))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(path.read_text().replace('{"problem": "q2"', '{"problem" "q2"'))
+    renderer, options = loader.renderer, {"shuffle": False, "limit_images": 1}
+    with pytest.raises(ValueError, match=r"rows row 2 \(line 3 of its file\) is not JSON"):
+        Loader(str(path), loader.config, renderer, **options)
+    kept = Loader(str(path), dataclasses.replace(loader.config, on_bad_row="skip"), renderer, **options)
+    assert [p.ground_truth for p in kept.prepare(range(4))] == ["0", "1", "3", "4"] and kept.skipped == 1
+
+
+def test_D17_D18_truncation_takes_text_from_the_left_and_leaves_images_whole(tmp_path):
+    picture = save_picture(tmp_path / "a.png", 84, 84)  # 3 x 3 = 9 image tokens
+    rows = [
+        {"problem": " ".join(map(str, range(200))), "answer": 1},
+        {"problem": "left " * 30 + "<image>" + "right " * 30, "answer": 2, "images": picture},
+    ]
+    full = make_loader(tmp_path, rows, vision=True, shuffle=False).prepare([0, 1])
+    options = {"vision": True, "shuffle": False, "overlong_prompts": "truncate_left"}
+    loader = make_loader(tmp_path, rows, max_prompt_length=50, **options)
+    text, image = loader.prepare([0, 1])
+    assert text.prompt_ids == full[0].prompt_ids[-50:] == text.sampler_ids
+    assert text.text.endswith("199<|im_end|>\n<|im_start|>assistant\n") and len(text.text) < len(full[0].text)
+    pad, start, end = (loader.renderer.tokenizer.convert_tokens_to_ids(f"<|{t}|>") for t in
+                       ("image_pad", "vision_start", "vision_end"))  # fmt: skip
+    assert len(image.prompt_ids) == 50 and image.prompt_ids[:11] == [start, *[pad] * 9, end]
+    assert image.prompt_ids[11:] == full[1].prompt_ids[-39:]
+    assert image.sampler_ids == [start, pad, *image.prompt_ids[10:]] and image.image_grid_thw.tolist() == [[1, 6, 6]]
+    with pytest.raises(
+        ValueError, match=r"row 1 needs \d+ prompt tokens, .*, 11 of them for images, which are not cut"
+    ):
+        make_loader(tmp_path, rows, max_prompt_length=11, **options)
+
+
+def test_D01_sources_are_joined_and_rows_keep_their_own_folder(tmp_path):
+    red, blue = Image.new("RGB", (60, 60), "red"), Image.new("RGB", (60, 60), "blue")
+    (tmp_path / "a").mkdir()
+    red.save(tmp_path / "a" / "x.png")
+    loader = make_loader(
+        tmp_path / "a", [{"problem": "<image>", "answer": "red", "images": ["x.png"]}], vision=True, shuffle=False
+    )
+    (tmp_path / "b").mkdir()
+    blue.save(tmp_path / "b" / "x.png")
+    (tmp_path / "b" / "more.json").write_text(
+        json.dumps(
+            [{"problem": "<image>", "answer": "blue", "images": "x.png", "level": 3}, {"problem": "p", "answer": 1}]
+        )
+    )
+    config = dataclasses.replace(loader.config, rollout_batch_size=3)
+    both = Loader(
+        [str(tmp_path / "a" / "rows.jsonl"), f"{tmp_path}/b/*.json"],
+        config,
+        loader.renderer,
+        shuffle=False,
+        limit_images=1,
+    )
+    prompts = both.prepare(both.rows_at(1))
+    assert [p.ground_truth for p in prompts] == ["red", "blue", "1"] and both.name == "rows+b"
+    assert [p.images[0].getpixel((3, 3)) for p in prompts[:2]] == [(255, 0, 0), (0, 0, 255)]
+    assert [p.fields["level"] for p in prompts] == [None, 3, None] and prompts[2].pixel_values is None
+    (tmp_path / "c.json").write_text('[{"problem": "p"}]')
+    with pytest.raises(ValueError, match=r"c\.json has no column 'answer'"):
+        Loader(
+            [f"{tmp_path}/a/rows.jsonl", f"{tmp_path}/c.json"], config, loader.renderer, shuffle=True, limit_images=1
+        )
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_weights_are_shares_of_what_is_drawn(tmp_path, shuffle):
+    loader = make_loader(tmp_path, text_rows(30))
+    (tmp_path / "small.json").write_text(json.dumps([{"problem": f"s{i}", "answer": i} for i in range(7)]))
+    sources = [f"{tmp_path}/rows.jsonl*1", f"{tmp_path}/small.json*3"]
+    config = dataclasses.replace(loader.config, rollout_batch_size=12)
+    mixed = Loader(sources, config, loader.renderer, shuffle=shuffle, limit_images=1)
+    steps = [mixed.rows_at(step) for step in range(1, 31)]  # 37 rows: 3 steps, 36 draws an epoch
+    for epoch in range(10):
+        drawn = [row for step in steps[3 * epoch : 3 * epoch + 3] for row in step]
+        assert sum(row < 30 for row in drawn) == 9 and sum(row >= 30 for row in drawn) == 27
+    every = [row for step in steps for row in step]
+    counts = [every.count(row) for row in range(37)]
+    assert counts[:30] == [3] * 30  # 90 draws of 30 rows: each source goes round its rows
+    assert max(counts[30:]) - min(counts[30:]) <= 1 and sum(counts[30:]) == 270
+    again = Loader(sources, config, loader.renderer, shuffle=shuffle, limit_images=1)
+    assert [again.rows_at(step) for step in (17, 2)] == [steps[16], steps[1]]
+    with pytest.raises(ValueError, match=r"rows\.jsonl' has no weight but another source has"):
+        Loader([f"{tmp_path}/rows.jsonl", sources[1]], config, loader.renderer, shuffle=True, limit_images=1)
+
+
+def test_the_next_steps_prompts_are_made_ahead(tmp_path, monkeypatch):
+    pictures = [save_picture(tmp_path / f"{i}.png", 60, 60) for i in range(12)]
+    rows = [{"problem": "<image>", "answer": i, "images": p} for i, p in enumerate(pictures)]
+    loader = make_loader(tmp_path, rows, vision=True)
+    built: list[int] = []
+    build = loader.renderer.build
+
+    def counted(index: int, row: dict[str, Any]) -> Any:
+        built.append(index)
+        return build(index, row)
+
+    monkeypatch.setattr(type(loader.renderer), "build", lambda self, index, row: counted(index, row))
+    first = loader.prepare(loader.rows_at(1))
+    loader.prefetch(2, slice(0, 4))
+    wait([*loader._ahead.values()])
+    assert sorted(built) == sorted(loader.rows_at(1) + loader.rows_at(2))
+    loader.prepare(loader.rows_at(2))
+    assert [a is b for a, b in zip(first, loader.prepare(loader.rows_at(1)), strict=True)] == [True] * 4
+    assert len(built) == 8  # nothing is made twice
+    loader.prefetch(3, slice(0, 2))  # this rank's half; step 1 is forgotten
+    wait([*loader._ahead.values()])
+    assert set(loader._cache) == set(loader.rows_at(2)) | set(loader.rows_at(3)[:2])
+    monkeypatch.setattr("r1.data.loader.CACHE_BYTES", 1)  # no room: made when they are asked for
+    loader.prefetch(3, slice(0, 4))
+    wait([*loader._ahead.values()])
+    assert len(built) == 10 and [p.row for p in loader.prepare(loader.rows_at(3))] == loader.rows_at(3)
+
+
+def test_D21_missing_columns_list_those_found(tmp_path):
     with pytest.raises(
         ValueError, match=r"has no column 'answer'; its columns are problem, solution: set data\.answer_key"
     ):

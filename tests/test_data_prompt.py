@@ -1,5 +1,6 @@
 """Prompts: one tokenization, image tokens expanded as the model's processor does, tags checked against images."""
 
+import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def test_length_reads_headers_only_and_equals_the_built_length(family, tmp_path)
 
 
 @pytest.mark.parametrize("images", [None, float("nan"), [], "absent"], ids=str)
-def test_d01_d02_rows_without_images_are_text_rows(images):
+def test_D01_D02_rows_without_images_are_text_rows(images):
     renderer = make_renderer()
     row = {"problem": "2+2?", "answer": "4"} | ({} if images == "absent" else {"images": images})
     prompt = renderer.build(0, row)
@@ -71,13 +72,13 @@ def test_d01_d02_rows_without_images_are_text_rows(images):
     assert prompt.text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_d03_a_tag_in_the_answer_is_text():
+def test_D03_a_tag_in_the_answer_is_text():
     row = {"problem": "<image>\nParse this.", "answer": "![fig](<image>)", "images": [picture(80, 80)]}
     prompt = make_renderer().build(0, row)
     assert len(prompt.images) == 1 and prompt.ground_truth == "![fig](<image>)"
 
 
-def test_d04_one_bare_image_counts_as_one(tmp_path):
+def test_D04_one_bare_image_counts_as_one(tmp_path):
     picture(80, 80).save(tmp_path / "test1.jpg")
     renderer = make_renderer(image_dir=tmp_path)
     for images in ("test1.jpg", {"path": "test1.jpg"}, (tmp_path / "test1.jpg").read_bytes()):
@@ -151,7 +152,7 @@ def test_broken_templates_and_bounds_end_before_the_first_row(tmp_path):
         Renderer(DataConfig(), tokenizer, None, image_dir=None)
 
 
-def test_t05_the_templates_bos_is_the_only_one(tmp_path):
+def test_T05_the_templates_bos_is_the_only_one(tmp_path):
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = make_tokenizer()
@@ -166,7 +167,7 @@ def test_t05_the_templates_bos_is_the_only_one(tmp_path):
     assert prompt.prompt_ids == [bos, *tokenizer("a", add_special_tokens=False)["input_ids"]]
 
 
-def test_d14_answers_and_other_columns():
+def test_D14_answers_and_other_columns():
     renderer = make_renderer()
     answers = {"5": 5, "2.5": 2.5, "True": True, "x": "x"}
     for expected, answer in answers.items():
@@ -176,3 +177,145 @@ def test_d14_answers_and_other_columns():
     assert renderer.build(0, {"problem": "p", "answer": float("nan")}).ground_truth is None
     fields = renderer.build(0, {"problem": "p", "answer": 1, "images": [], "level": 3}).fields
     assert fields == {"problem": "p", "level": 3}
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def test_chat_messages_with_string_and_typed_content():
+    renderer = make_renderer(system_prompt="Be brief.")
+    turns = [
+        {"role": "user", "content": "<image>What is it?"},
+        {"role": "assistant", "content": "A circle."},
+        {"role": "user", "content": "And <image>?"},
+    ]
+    images = [picture(60, 60), picture(80, 60)]
+    prompt = renderer.build(0, {"problem": turns, "answer": "a square", "images": images})
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    assert prompt.text == (
+        f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{image}What is it?<|im_end|>\n"
+        f"<|im_start|>assistant\nA circle.<|im_end|>\n<|im_start|>user\nAnd {image}?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert len(prompt.images) == 2
+    typed = [
+        {"role": "user", "content": [{"type": "image", "text": None}, {"type": "text", "text": "What is it?"}]},
+        turns[1],
+        user("And ", {"type": "image"}, {"type": "text", "text": "?", "image": None}),
+    ]
+    assert renderer.build(0, {"problem": typed, "answer": "a square", "images": images}).prompt_ids == prompt.prompt_ids
+    # A row's own system turn stands in place of the config's.
+    own = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": "2+2?"}]
+    assert renderer.render({"problem": own}).startswith("<|im_start|>system\nRhyme.<|im_end|>\n<|im_start|>user\n2+2?")
+
+
+def test_images_may_stand_inside_the_messages(tmp_path):
+    picture(60, 60).save(tmp_path / "a.png")
+    renderer = make_renderer(image_dir=tmp_path)
+    data = "data:image/png;base64," + base64.b64encode((tmp_path / "a.png").read_bytes()).decode()
+    parts = [
+        {"type": "image", "image": "a.png"},
+        {"type": "image_url", "image_url": {"url": data}},
+        {"type": "image", "url": (tmp_path / "a.png").as_uri()},
+    ]
+    row = {"problem": [user(*parts, {"type": "text", "text": "same?"})], "answer": "yes", "images": None}
+    prompt = renderer.build(0, row)
+    assert len(prompt.images) == 3 and len({image.tobytes() for image in prompt.images}) == 1
+    assert renderer.length(row) == len(prompt.prompt_ids)
+    with pytest.raises(RowError, match="has images in its messages and in column 'images'"):
+        renderer.build(0, row | {"images": "a.png"})
+
+
+def test_D03_tags_are_places_in_the_users_text_only():
+    turns = [
+        {"role": "system", "content": "Write <image> where a figure goes."},
+        user({"type": "image"}, {"type": "text", "text": "Is <image> a tag?"}),
+        {"role": "assistant", "content": "![fig](<image>)"},
+        {"role": "user", "content": "Then draw <image> again. <video> is a word."},
+    ]
+    images = [picture(60, 60), picture(60, 60)]
+    prompt = make_renderer(system_prompt="<image>").build(0, {"problem": turns, "answer": "<image>", "images": images})
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    for text in (
+        "Write <image> where",
+        f"{image}Is <image> a tag?",
+        "![fig](<image>)",
+        f"Then draw {image} again. <video> is a word.",
+    ):
+        assert text in prompt.text
+    assert prompt.text.count(image) == len(prompt.images) == 2
+    row = {"problem": "2+2?", "answer": ""}
+    assert "system\nSay <image>.<|im_end|>" in make_renderer(system_prompt="Say <image>.").render(row)
+
+
+def test_format_prompt_wraps_the_users_last_turn(tmp_path):
+    (tmp_path / "f.jinja").write_text("<image>{{ content }} Box it.")
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    renderer = make_renderer(format_prompt=str(tmp_path / "f.jinja"))
+    for last in ({"role": "user", "content": "2+2?"}, user({"type": "text", "text": "2+2?"})):
+        text = renderer.render({"problem": [*turns, last], "images": [picture(60, 60)]})
+        assert "user\nhi<|im_end|>" in text
+        assert "user\n<|vision_start|><|image_pad|><|vision_end|>2+2? Box it.<|im_end|>" in text
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([], "has an empty prompt"),
+        (["hi"], 'has a str as message 0; expected {"role"'),
+        ([{"from": "human", "value": "hi"}], r"has the keys \['from', 'value'\] as message 0"),
+        ([{"role": "robot", "content": "hi"}], "has the role 'robot' in message 0; expected one of system, user"),
+        ([{"role": "user", "content": 3}], "has a int as content of message 0"),
+        ([user({"type": "audio"})], "has a content part of type 'audio' in message 0"),
+        ([user({"type": "text", "text": None})], "has a content part of type 'text'"),
+        ([user(7)], "has a content part of int"),
+        ([user()], "has an empty prompt"),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+            "ends with a turn by the assistant",
+        ),
+        ([{"role": "system", "content": "a"}], "ends with a turn by the system"),
+        ("half \ud83d of a pair", "has half a surrogate pair"),
+    ],
+)
+def test_malformed_messages_are_named(turns, message):
+    with pytest.raises(RowError, match=message):
+        make_renderer().build(0, {"problem": turns, "answer": ""})
+
+
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}<a>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def test_T09_thinking_is_switched_for_every_prompt_alike(tmp_path):
+    (tmp_path / "chat.jinja").write_text(THINKING)
+    row, options = {"problem": "2+2?", "answer": ""}, {"override_chat_template": str(tmp_path / "chat.jinja")}
+    for switch, end in ((False, "<a><think>\n\n</think>\n\n"), (True, "<a>"), (None, "<a>")):
+        kwargs = {} if switch is None else {"enable_thinking": switch}
+        renderer = make_renderer(None, chat_template_kwargs=kwargs, **options)
+        prompt = renderer.build(0, row)
+        assert prompt.text == "[user]2+2?" + end
+        # One renderer makes what is trained on and what the sampler is given: the ids of this very text.
+        assert prompt.sampler_ids == prompt.prompt_ids == renderer.tokenizer(prompt.text)["input_ids"]
+        assert renderer.length(row) == len(prompt.prompt_ids)
+    with pytest.raises(ValueError, match=r"has 'enable_thinking', which the chat template does not use"):
+        make_renderer(None, chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(ValueError, match=r"data.chat_template_kwargs must not set messages"):
+        make_renderer(None, chat_template_kwargs={"messages": "x"})
+
+
+def test_a_chat_template_that_refuses_the_turns_names_the_row(tmp_path):
+    (tmp_path / "chat.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    renderer = make_renderer(None, override_chat_template=str(tmp_path / "chat.jinja"))
+    with pytest.raises(RowError, match=r"row 4 does not fit the chat template \(roles must alternate\)"):
+        renderer.build(4, {"problem": "hi", "answer": ""})
+
+
+def test_T07_role_markers_are_in_the_ids_that_the_sampler_is_given():
+    prompt = make_renderer(None).build(0, {"problem": "hi", "answer": ""})
+    tokenizer = make_tokenizer()
+    assert prompt.sampler_ids == prompt.prompt_ids
+    assert tokenizer.decode(prompt.sampler_ids, skip_special_tokens=False) == prompt.text
+    assert prompt.sampler_ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")

@@ -1,13 +1,21 @@
 """Rows from every kind of local source, and messages for the broken ones."""
 
 import json
+import os
+import subprocess
+import sys
+import threading
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import datasets
 import pytest
 from PIL import Image
 
-from r1.data.rows import data_dir, load_rows, set_name
+from r1.data.faults import RowError
+from r1.data.rows import load_parts, load_rows
+from r1.data.sources import data_dir, parse_source, set_name
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +33,7 @@ def lines(*rows: object) -> str:
     return "\n".join(json.dumps(row) for row in rows) + "\n"
 
 
-def test_d14_mixed_types_in_a_json_column_load(tmp_path):
+def test_D14_mixed_types_in_a_json_column_load(tmp_path):
     answers = [5, "5", "x=5", 2.5, [1, 2], None]
     rows = load_rows(write(tmp_path / "a.jsonl", lines(*({"problem": "p", "answer": a} for a in answers))))
     assert len(rows) == 6
@@ -56,10 +64,9 @@ def test_layouts_of_json(tmp_path, text):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.jsonl", '{"p": 1}\n{"p": \n', r"a\.jsonl line 2 is not JSON .* mend or delete"),
-        ("a.jsonl", '{"p": 1}\n[1]\n', r"a\.jsonl line 2 is a list"),
         ("a.json", '[{"p": 1},\n {"p" 2}]', r"a\.json line 2 is not JSON"),
-        ("a.json", "[1]", r"a\.json row 0 is a int"),
+        ("a.json", "[1]", r"a\.json has no row that can be read; its first is a int"),
+        ("a.jsonl", "1\n2", r"its first \(line 1 of its file\) is a int"),
         ("a.json", "3", r"a\.json holds a int"),
         ("a.jsonl", " \n", r"a\.jsonl is empty"),
         ("a.json", "[]", "has no rows"),
@@ -75,7 +82,7 @@ def test_broken_files_are_named(tmp_path, name, text, message):
 
 def test_file_that_is_not_utf8_or_not_there(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"p": "\xff"}')
-    with pytest.raises(ValueError, match="not UTF-8 at byte 7"):
+    with pytest.raises(ValueError, match="not UTF-8 at byte 7 of the line"):
         load_rows(str(tmp_path / "a.jsonl"))
     with pytest.raises(ValueError, match=r"no file or folder .*nothing\.jsonl"):
         load_rows(str(tmp_path / "nothing.jsonl@train"))
@@ -155,6 +162,111 @@ def test_names_and_folders_of_sets(tmp_path):
     assert set_name(str(tmp_path)) == tmp_path.name
     assert data_dir("hiyouga/geometry3k@test") is None
     assert data_dir(path) == data_dir(str(tmp_path)) == tmp_path
+
+
+def test_a_broken_line_costs_its_row_only(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"p": 1}\n{"p": \n\n[1]\n{"p": "\xff"}\n' + b"[" * 5000 + b'\n{"p": 2}')
+    rows = load_rows(str(path))
+    assert len(rows) == 6 and rows[0] == {"p": 1} and rows[5] == {"p": 2}
+    for i, (kind, text) in enumerate(
+        [
+            ("line is not JSON", r"\(line 2 of its file\) is not JSON \(Expecting value.*; mend or delete the line"),
+            ("row is not an object", r"\(line 4 of its file\) is a list; write an object"),
+            ("line is not UTF-8", r"\(line 5 of its file\) is not UTF-8 at byte 7 of the line"),
+            ("line is not JSON", r"\(line 6 of its file\) "),
+        ],
+        start=1,
+    ):
+        with pytest.raises(RowError, match=text) as caught:
+            rows[i]
+        assert caught.value.kind == kind
+    mixed = load_rows(write(tmp_path / "b.json", '[{"p": 1}, 5]'))
+    with pytest.raises(RowError, match="is a int; write an object"):
+        mixed[1]
+
+
+def test_globs_give_one_part_a_file(tmp_path):
+    write(tmp_path / "a" / "train.jsonl", lines({"p": 0}, {"p": 1}))
+    write(tmp_path / "b" / "train.json", lines({"p": 2}))
+    write(tmp_path / "b" / "test.json", lines({"p": 3}))
+    (tmp_path / "c").mkdir()
+    datasets.Dataset.from_list([{"p": 4}, {"p": 5}]).to_parquet(tmp_path / "c" / "train.parquet")
+    write(tmp_path / "b" / "notes.txt", "none of ours")
+
+    def read(source: str) -> list[list[int]]:
+        return [[part.rows[i]["p"] for i in range(len(part.rows))] for part in load_parts(str(tmp_path) + source)]
+
+    assert read("/*/train.*") == read("/[abc]/*.*@train") == [[0, 1], [2], [4, 5]]
+    assert read("/*/train.*@train[1:4]") == [[1], [2], [4]]
+    assert read("/*/t*.json*@test") == [[3]]
+    assert [part.folder for part in load_parts(f"{tmp_path}/*/*.jsonl")] == [tmp_path / "a"]
+    assert set_name(f"{tmp_path}/a/*.jsonl") == "a" and set_name(f"mine={tmp_path}/*/*.jsonl") == "mine"
+    with pytest.raises(ValueError, match=r"none/\*\.json matches no .json"):
+        load_parts(f"{tmp_path}/none/*.json")
+
+
+def test_a_weight_is_the_last_word_of_a_source(tmp_path):
+    path = write(tmp_path / "a.jsonl", lines({"p": 0}))
+    weights = {path: None, path + "*2": 2.0, f"x={path}@train[:1]*.5": 0.5, "owner/set@a*0.25": 0.25}
+    assert {source: parse_source(source).weight for source in weights} == weights
+    starred = write(tmp_path / "part*3", "{}")
+    assert parse_source(starred).weight is None
+    with pytest.raises(ValueError, match="has the weight 0"):
+        parse_source(path + "*0")
+
+
+def test_modelscope_is_asked_where_the_environment_says_so(monkeypatch):
+    class MsDataset:
+        @staticmethod
+        def load(name: str, split: str) -> "MsDataset":
+            if name == "no/one":
+                raise ValueError("not found")
+            assert (name, split) == ("owner/set", "test")
+            return MsDataset()
+
+        def to_hf_dataset(self) -> datasets.Dataset:
+            return datasets.Dataset.from_list([{"p": i} for i in range(4)])
+
+    monkeypatch.setenv("USE_MODELSCOPE_HUB", "1")
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(ValueError, match=r"client is not installed .* pip install modelscope"):
+        load_rows("owner/set@test")
+    module = types.ModuleType("modelscope.msdatasets")
+    module.MsDataset = MsDataset
+    monkeypatch.setitem(sys.modules, "modelscope", types.ModuleType("modelscope"))
+    monkeypatch.setitem(sys.modules, "modelscope.msdatasets", module)
+    assert len(load_rows("owner/set@test[:3]")) == 3
+    with pytest.raises(ValueError, match="no/one@train could not be loaded from ModelScope: not found"):
+        load_rows("no/one")
+
+
+def test_hf_endpoint_is_where_hub_ids_are_asked_for(tmp_path):
+    asked: list[str] = []
+
+    class Mirror(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path)}
+    program = "from r1.data.rows import load_rows\nload_rows('someone/some_rows')"
+    root = Path(__file__).parent.parent
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=root, capture_output=True, text=True, timeout=100
+    )
+    server.shutdown()
+    server.server_close()
+    assert any("someone/some_rows" in path for path in asked)
+    assert "ValueError: someone/some_rows@train is no local path and could not be loaded" in result.stderr
 
 
 def test_unreachable_hub_id_is_one_message(monkeypatch):

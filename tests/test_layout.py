@@ -16,7 +16,7 @@ LAYERS = [
     "sections types",
     "config",
     "parallel",
-    "data rewards algorithms metrics loggers",
+    "data rewards algorithms metrics loggers preempt faults",
     "policy",
     "rollout",
     "checkpoint",

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,7 +37,10 @@ def save(model: nn.Module, source: Path, run: Path, *, step: int = 1) -> Path:
         processor=AutoProcessor.from_pretrained(source) if vision else None,
     )
     state = TrainerState(step=step, policy_version=step)
-    return checkpoints.save(state, model=model, optimizer=optimizer, scheduler=LambdaLR(optimizer, lambda _: 1.0))
+    scheduler = LambdaLR(optimizer, lambda _: 1.0)
+    path = checkpoints.save(state, SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler))
+    checkpoints.finish()
+    return path
 
 
 def auto_class(family: str) -> type:

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
-from r1.policy.logprobs import chunked_logprobs
-from r1.policy.optim import lr_factor, make_optimizer
 from r1.config import OptimConfig
+from r1.policy.logprobs import Head, score_tokens
+from r1.policy.optim import lr_factor, make_optimizer
 
 
 class Identity(nn.Module):
@@ -14,10 +14,10 @@ class Identity(nn.Module):
 
 def test_N01_temperature_divides_the_logits():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    got, entropy = chunked_logprobs(logits, Identity(), torch.tensor([0]), temperature=0.5, chunk_tokens=8)
-    assert got.item() == pytest.approx(-0.14293, abs=1e-5)
+    scored = score_tokens(logits, Identity(), torch.tensor([0]), Head(temperature=0.5, chunk_tokens=8))
+    assert scored.logprobs.item() == pytest.approx(-0.14293, abs=1e-5)
     p = torch.softmax(logits[0] / 0.5, -1)
-    assert entropy.item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-6)
+    assert scored.entropy.item() == pytest.approx(-(p * p.log()).sum().item(), abs=1e-6)
 
 
 def test_chunks_change_neither_values_nor_gradients():
@@ -27,7 +27,7 @@ def test_chunks_change_neither_values_nor_gradients():
     for chunk in (4, 100):
         hidden = torch.randn(23, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
         head.zero_grad()
-        got, _ = chunked_logprobs(hidden, head, labels, temperature=0.7, chunk_tokens=chunk)
+        got = score_tokens(hidden, head, labels, Head(temperature=0.7, chunk_tokens=chunk)).logprobs
         got.square().sum().backward()
         values.append(got.detach())
         grads.append((hidden.grad.clone(), head.weight.grad.clone()))

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from r1.policy.attention import register
 from r1.policy.balance import Piece
+from r1.policy.logprobs import Head, Scored
 from r1.policy.model import _packed_forward, _set_attention
 from r1.policy.packing import Microbatch, VisionSpec, mrope_positions, pack
 from r1.types import Prompt, Rollout
@@ -72,13 +73,9 @@ def alone(model: nn.Module, rollout: Rollout, prompt: Prompt, vision: VisionSpec
     return logits[at].log_softmax(-1).gather(-1, ids[0, at + 1][:, None])[:, 0]
 
 
-def packed(model: nn.Module, microbatch: Microbatch, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    inputs = {"input_ids": microbatch.input_ids, "position_ids": microbatch.position_ids}
-    if microbatch.pixel_values is not None:
-        inputs |= {"pixel_values": microbatch.pixel_values, "image_grid_thw": microbatch.image_grid_thw}
-    return _packed_forward(
-        model, inputs, microbatch.packing, microbatch.hidden_index, microbatch.labels, temperature, chunk_tokens
-    )
+def packed(model: nn.Module, microbatch: Microbatch, vision: VisionSpec | None, chunk_tokens: int = 64) -> Scored:
+    head = Head(temperature=0.7, chunk_tokens=chunk_tokens, banned=() if vision is None else vision.banned_ids)
+    return _packed_forward(model, *microbatch.model_inputs(torch.device("cpu")), microbatch.labels, head)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -98,12 +95,12 @@ def test_packed_shared_prompts_equal_separate_rows(family, tmp_path):
     model.gradient_checkpointing_enable({"use_reentrant": False})
     pieces = [Piece(rollouts=[r for r in rollouts if r.group == g]) for g in prompts]
     microbatch = pack(pieces, prompts, vision, with_mask=True)
-    got, entropy = packed(model, microbatch, 0.7, chunk_tokens=5)
-    (got * weights).sum().backward()
+    scored = packed(model, microbatch, vision, chunk_tokens=5)
+    (scored.logprobs * weights).sum().backward()
 
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(scored.logprobs, expected, rtol=0, atol=2e-5)
     assert microbatch.input_ids.shape[1] < sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
-    assert (entropy > 0).all()
+    assert (scored.entropy > 0).all()
     for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
         if q.grad is not None:
             scale = q.grad.abs().max().clamp(min=1e-3)
@@ -133,8 +130,8 @@ def test_text_only_microbatch_of_a_vision_model_holds_a_blank_picture_that_chang
     rollouts = make_rollouts(prompts, {2: [4, 6]})
     microbatch = pack([Piece(rollouts=rollouts)], prompts, vision, with_mask=True)
     assert microbatch.pixel_values is not None
-    got, _ = packed(model, microbatch, 1.0, 100)
-    expected = torch.cat([alone(reference, r, prompts[2], vision, 1.0) for r in rollouts])
+    got = packed(model, microbatch, vision).logprobs
+    expected = torch.cat([alone(reference, r, prompts[2], vision, 0.7) for r in rollouts])
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-5)
     got.sum().backward()
     grads = [p.grad for p in model.model.visual.parameters()]

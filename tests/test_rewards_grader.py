@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from r1.rewards.grader import extract_boxed, is_correct
+from r1.rewards.grader import is_correct
+from r1.rewards.grader_text import extract_boxed
 
 RIGHT = [
     ("R19 integer gold", "5", 5),

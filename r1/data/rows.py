@@ -1,13 +1,12 @@
-"""Where rows come from: a hub id, a JSON, JSONL, parquet or arrow file, or a folder of them.
+"""Where rows come from: a hub id, a JSON, JSONL, parquet or arrow file, a folder or glob of them, a saved data set.
 
-Rows are read-only dicts by position. JSON is read here rather than by `datasets`, whose columns must have one type:
-answers 5, "5" and [1, 2] in one column are then an error, or all become strings.
+Rows are read-only dicts by position.
 """
 
-import json
+import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +14,10 @@ import datasets
 import pyarrow.parquet
 from datasets.exceptions import DatasetGenerationError
 
-JSON_KINDS = (".json", ".jsonl")
-TABLE_KINDS = (".parquet", ".arrow")
-SPLIT_WORDS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+from r1.data.json_rows import JsonRows, read_json
+from r1.data.sources import JSON_KINDS, TABLE_KINDS, data_dir, parse_source, set_name, split_words
+
+__all__ = ["Part", "Rows", "data_dir", "load_parts", "load_rows", "parse_source", "set_name"]
 
 
 class Rows(Protocol):
@@ -29,87 +29,76 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> dict[str, Any]: ...
 
 
-class JsonRows:
-    """Rows read from JSON; a key that a row lacks is None, as it would be in a table."""
-
-    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.rows = rows
-        self.column_names = list(dict.fromkeys(name for row in rows for name in row))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: self.rows[index].get(name) for name in self.column_names}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A source string in its parts: [name=]location[@split], where a split may be sliced as in train[:100]."""
+class Part:
+    """Rows that come from one file, folder or hub id, as messages name them and as their image paths start."""
 
     name: str
-    location: str
-    split: str | None
-
-    @property
-    def path(self) -> Path | None:
-        """The local file or folder; None for a hub id."""
-        path = Path(self.location).expanduser()
-        return path if path.exists() else None
-
-
-def parse_source(source: str) -> Source:
-    """Take a source string apart. A path that exists is taken whole, also where it holds '@' or '='."""
-    name, location, split = "", source.strip(), None
-    if not location:
-        raise ValueError("a data source is empty; give a hub id, a file or a folder, as in data/train.jsonl")
-    if not _exists(location) and (match := re.fullmatch(r"([\w.-]+)=(.+)", location)):
-        name, location = match[1], match[2]
-    if not _exists(location) and "@" in location:
-        location, _, split = location.rpartition("@")
-    last = Path(location).name
-    is_file = Path(location).suffix in JSON_KINDS + TABLE_KINDS
-    return Source(name=name or (Path(last).stem if is_file else last), location=location, split=split or None)
-
-
-def set_name(source: str) -> str:
-    """The name of a set in metrics: what stands before '=', else the file's or data set's own."""
-    return parse_source(source).name
-
-
-def data_dir(source: str) -> Path | None:
-    """The folder that a local source lies in, which relative image paths start from; None for a hub id."""
-    path = parse_source(source).path
-    return path.parent if path is not None and path.is_file() else path
+    rows: Rows
+    folder: Path | None  # relative image paths start here; None for a hub id
 
 
 def load_rows(source: str, *, default_split: str = "train") -> Rows:
-    """Read a data source.
+    """Read a data source that is not a glob.
 
     Images of `datasets`' Image feature stay encoded, as {"bytes", "path"}: r1 decodes them itself.
 
     Args:
-        source: [name=]location[@split]; hub ids go through `datasets.load_dataset`, which respects HF_ENDPOINT.
+        source: [name=]location[@split]; hub ids go through `datasets.load_dataset`, which respects HF_ENDPOINT, or
+            with USE_MODELSCOPE_HUB=1 through `modelscope`.
         default_split: the split where the source names none.
 
     Raises:
-        ValueError: nothing there, no rows, or a line that is not a JSON object; names the file and the line.
+        ValueError: nothing there, no rows, or no line that can be read.
     """
     parsed = parse_source(source)
     split = parsed.split or default_split
-    if parsed.path is None:
-        rows = _load_hub(parsed.location, split)
-    elif parsed.path.is_dir():
-        rows = _load_folder(parsed.path, split)
-    else:
-        rows = _load_file(parsed.path, parsed.split)
+    rows = _load(parsed.location, parsed.path, parsed.split, default_split)
     if len(rows) == 0:
         raise ValueError(f"{source} has no rows; check the file, or the split {split!r}")
     return rows
 
 
-def _exists(location: str) -> bool:
-    return Path(location).expanduser().exists()
+def load_parts(source: str) -> list[Part]:
+    """Read a data source; a glob gives one part for each file or folder that it matches.
+
+    Raises:
+        ValueError: as load_rows, or the glob matches nothing.
+    """
+    parsed = parse_source(source)
+    if not parsed.is_glob:
+        return [Part(name=parsed.name, rows=load_rows(source), folder=data_dir(source))]
+    split = parsed.split or "train"
+    name = split.partition("[")[0]
+    paths = [p for p in parsed.paths if p.is_dir() or p.suffix in JSON_KINDS + TABLE_KINDS]
+    if parsed.split is not None and any(split_words(Path(p.name)) for p in paths):
+        paths = [p for p in paths if p.is_dir() or name in split_words(Path(p.name))]
+    if not paths:
+        raise ValueError(f"{source} matches no {', '.join(JSON_KINDS + TABLE_KINDS)} file (looked from {Path.cwd()})")
+    parts = [Part(name=p.stem, rows=_load("", p, name, "train"), folder=p if p.is_dir() else p.parent) for p in paths]
+    return _slice_parts(parts, split)
+
+
+def _slice_parts(parts: Sequence[Part], split: str) -> list[Part]:
+    """The parts that hold the rows of 'train[10:20]' of all parts together."""
+    chosen = _chosen(split, sum(len(p.rows) for p in parts))
+    kept, start = [], 0
+    for part in parts:
+        size = len(part.rows)
+        inside = range(max(chosen.start - start, 0), min(chosen.stop - start, size))
+        if len(inside) == size > 0:
+            kept.append(part)
+        elif inside:
+            selectable: Any = part.rows
+            kept.append(replace(part, rows=selectable.select(inside)))
+        start += size
+    return kept
+
+
+def _load(location: str, path: Path | None, split: str | None, default_split: str) -> Rows:
+    if path is None:
+        return _load_hub(location, split or default_split)
+    return _load_folder(path, split or default_split) if path.is_dir() else _load_file(path, split)
 
 
 def _load_hub(location: str, split: str) -> Rows:
@@ -117,6 +106,8 @@ def _load_hub(location: str, split: str) -> Rows:
         raise ValueError(
             f"no file or folder {location} (looked from {Path.cwd()}); check data.train_files and val_files"
         )
+    if os.environ.get("USE_MODELSCOPE_HUB", "0").lower() in ("1", "true", "yes"):
+        return _keep_encoded(_load_modelscope(location, split))
     try:
         rows = datasets.load_dataset(location, split=split)
     except (OSError, ValueError) as error:  # not found, not reachable, no such split or configuration
@@ -125,6 +116,25 @@ def _load_hub(location: str, split: str) -> Rows:
             "check the name and the split, and the network (HF_ENDPOINT sets a mirror)"
         ) from error
     return _keep_encoded(rows)
+
+
+def _load_modelscope(location: str, split: str) -> Any:
+    """Rows from the ModelScope hub, as a `datasets.Dataset`; seen with a stand-in of its client only."""
+    try:
+        from modelscope.msdatasets import MsDataset
+    except ImportError as error:
+        raise ValueError(
+            f"USE_MODELSCOPE_HUB=1 asks for {location} from ModelScope, but its client is not installed ({error}); "
+            "pip install modelscope, or unset USE_MODELSCOPE_HUB"
+        ) from error
+    name, _, _ = split.partition("[")
+    try:
+        rows = MsDataset.load(location, split=name)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{location}@{split} could not be loaded from ModelScope: {error}; check the name, the split, the network"
+        ) from error
+    return _slice(rows.to_hf_dataset() if isinstance(rows, MsDataset) else rows, split)
 
 
 def _load_folder(folder: Path, split: str) -> Rows:
@@ -147,7 +157,7 @@ def _load_folder(folder: Path, split: str) -> Rows:
     ]
     if not files:
         raise ValueError(f"{folder} holds no {', '.join(JSON_KINDS + TABLE_KINDS)} file, nor a saved data set")
-    splits = {path: _split_words(path.relative_to(folder)) for path in files}
+    splits = {path: split_words(path.relative_to(folder)) for path in files}
     if any(splits.values()):
         files = [path for path in files if name in splits[path]]
     elif name != "train":  # files that name no split are all training rows, as in `datasets`
@@ -158,14 +168,9 @@ def _load_folder(folder: Path, split: str) -> Rows:
     return _slice(_read_files(files), split)
 
 
-def _split_words(path: Path) -> set[str]:
-    words = set(re.split(r"[^a-z]+", str(path).lower()))
-    return {word for word in SPLIT_WORDS if word in words}
-
-
 def _load_file(path: Path, split: str | None) -> Rows:
     name = (split or "train").partition("[")[0]
-    if name != "train" and name not in _split_words(Path(path.name)):
+    if name != "train" and name not in split_words(Path(path.name)):
         raise ValueError(f"{path} is one file, which is one split; drop @{name}, or give the file that holds {name}")
     if path.suffix not in JSON_KINDS + TABLE_KINDS:
         raise ValueError(f"{path} is not a {', '.join(JSON_KINDS + TABLE_KINDS)} file; convert it to one of these")
@@ -175,7 +180,7 @@ def _load_file(path: Path, split: str | None) -> Rows:
 def _read_files(files: Sequence[Path]) -> Rows:
     kinds = sorted({path.suffix for path in files})
     if all(kind in JSON_KINDS for kind in kinds):
-        return JsonRows([row for path in files for row in _read_json(path)])
+        return JsonRows([row for path in files for row in read_json(path)])
     if len(kinds) > 1:
         raise ValueError(f"{files[0].parent} mixes {', '.join(kinds)} files; keep one kind, or name one file")
     kind = kinds[0]
@@ -193,61 +198,20 @@ def _read_files(files: Sequence[Path]) -> Rows:
     return _keep_encoded(rows)
 
 
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON file: a list of objects, one object that holds such a list, or an object a line."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 at byte {error.start}; convert it to UTF-8") from error
-    if not text.strip():
-        raise ValueError(f"{path} is empty; it should hold one JSON object a row")
-    if path.suffix == ".jsonl":
-        return _read_lines(path, text)
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        if text.lstrip().startswith("{") and "\n" in text.strip():  # JSON lines under the name .json
-            return _read_lines(path, text)
-        raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}); mend it there") from error
-    if isinstance(value, dict):
-        lists = [v for v in value.values() if isinstance(v, list) and v and all(isinstance(r, dict) for r in v)]
-        value = lists[0] if len(value) == len(lists) == 1 else [value]
-    if not isinstance(value, list):
-        raise ValueError(f"{path} holds a {type(value).__name__}; expected a list of objects, one a row")
-    for i, row in enumerate(value):
-        if not isinstance(row, dict):
-            raise ValueError(
-                f"{path} row {i} is a {type(row).__name__}; expected an object that maps columns to values"
-            )
-    return value
-
-
-def _read_lines(path: Path, text: str) -> list[dict[str, Any]]:
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold U+2028
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} line {number} is not JSON ({error}); mend or delete the line") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{path} line {number} is a {type(row).__name__}; expected an object of columns")
-        rows.append(row)
-    return rows
-
-
 def _slice(rows: Any, split: str) -> Rows:
     """The rows of 'train[10:20]' or 'train[:50%]', as `datasets` slices a hub set's split."""
+    return rows.select(_chosen(split, len(rows))) if "[" in split else rows
+
+
+def _chosen(split: str, num_rows: int) -> range:
     name, bracket, _ = split.partition("[")
     if not bracket:
-        return rows
+        return range(num_rows)
     match = re.fullmatch(r"\[(-?\d+%?)?:(-?\d+%?)?\]", split[len(name) :])
     if match is None:
         raise ValueError(f"split {split!r} is not understood; write train, train[:100], train[100:] or train[:50%]")
-    bounds = [None if b is None else _position(b, len(rows)) for b in match.groups()]
-    chosen: Iterable[int] = range(len(rows))[slice(*bounds)]
-    return JsonRows([rows.rows[i] for i in chosen]) if isinstance(rows, JsonRows) else rows.select(chosen)
+    bounds = [None if b is None else _position(b, num_rows) for b in match.groups()]
+    return range(num_rows)[slice(*bounds)]
 
 
 def _position(bound: str, num_rows: int) -> int:

@@ -1,5 +1,6 @@
 """From config to data: tokenizer, training rows and validation sets, for the loop and for --dry-run alike."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -7,7 +8,6 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from r1.config import Config
 from r1.data.loader import Loader
 from r1.data.prompt import Renderer
-from r1.data.rows import data_dir
 from r1.data.tokenizer import load_tokenizer
 
 
@@ -21,9 +21,10 @@ def load_data(
     """
     tokenizer, processor = load_tokenizer(config.model)
 
-    def loader(source: str, *, shuffle: bool) -> Loader:
-        folder = Path(config.data.image_dir) if config.data.image_dir else data_dir(source)
-        renderer = Renderer(config.data, tokenizer, processor, image_dir=folder)
+    folder = Path(config.data.image_dir) if config.data.image_dir else None
+    renderer = Renderer(config.data, tokenizer, processor, image_dir=folder)
+
+    def loader(source: str | Sequence[str], *, shuffle: bool) -> Loader:
         return Loader(source, config.data, renderer, shuffle=shuffle, limit_images=config.rollout.limit_images)
 
     train = loader(config.data.train_files, shuffle=config.data.shuffle)

@@ -19,8 +19,7 @@ from transformers import (
 
 from r1.config import ModelConfig
 from r1.policy.attention import PACKED, VISION, Packing
-from r1.policy.logprobs import chunked_logprobs
-from r1.policy.packing import VisionSpec
+from r1.policy.logprobs import Head, Scored, score_tokens
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """model_type values whose packed forward is proven equal to separate rows by tests."""
@@ -36,9 +35,7 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
         hf_config = AutoConfig.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"model.path={config.path!r} is no model folder and no reachable hub id: {reason}"
-        ) from None
+        raise ValueError(f"model.path={config.path!r} is no model folder and no reachable hub id: {reason}") from None
     if hf_config.model_type not in FAMILIES:
         raise ValueError(
             f"model.path={config.path!r} is of family {hf_config.model_type!r}; supported: {', '.join(FAMILIES)}"
@@ -58,21 +55,23 @@ def load_model_config(config: ModelConfig) -> PretrainedConfig:
 
 
 def _packed_forward(
-    self: Any, inputs: dict[str, Any], packing: Packing, hidden_index: Tensor, labels: Tensor,
-    temperature: float, chunk_tokens: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """logprobs and entropy, [R] float32 nats each, of labels predicted from packed positions hidden_index."""
+    self: Any, inputs: dict[str, Any], packing: Packing, hidden_index: Tensor, labels: Tensor, head: Head | None
+) -> Scored | Tensor:
+    """Score labels predicted from packed positions hidden_index; without a head, their hidden states [R, H].
+
+    Everything that uses parameters runs in here: outside the root's forward FSDP2 holds them as shards.
+    """
     # use_cache=False and no attention_mask: anything else makes transformers build a mask of its own.
     hidden = self.model(**inputs, packing=packing, use_cache=False).last_hidden_state[0]
-    vision = VisionSpec.from_config(self.config)
-    return chunked_logprobs(
-        hidden[hidden_index],
-        self.lm_head,
-        labels,
-        temperature=temperature,
-        chunk_tokens=chunk_tokens,
-        banned=() if vision is None else vision.banned_ids,
-    )
+    if head is None:
+        return hidden[hidden_index]
+    return score_tokens(hidden[hidden_index], self.lm_head, labels, head)
+
+
+def _value_forward(self: Any, inputs: dict[str, Any], packing: Packing, hidden_index: Tensor) -> Tensor:
+    """[R] float32: the value before each response token."""
+    hidden = self.model(**inputs, packing=packing, use_cache=False).last_hidden_state[0]
+    return self.lm_head(hidden[hidden_index]).float()[:, 0]
 
 
 def _build(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype, *, weights: bool) -> PreTrainedModel:
@@ -116,8 +115,8 @@ def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> Non
     """Give every rank its shard of rank 0's weights and all of its buffers, tensor by tensor."""
     source = {} if full is None else {**dict(full.named_parameters()), **dict(full.named_buffers())}
     for name, target in [*model.named_parameters(), *model.named_buffers()]:
-        whole = torch.empty(target.shape, dtype=target.dtype, device=device)
-        if full is not None:
+        whole = torch.zeros(target.shape, dtype=target.dtype, device=device)
+        if name in source:  # all but a value head, which starts at 0
             whole.copy_(source[name])
         if dist.is_initialized():
             dist.broadcast(whole, 0)
@@ -130,9 +129,15 @@ def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> Non
 
 
 def load_model(
-    config: ModelConfig, mesh: DeviceMesh, device: torch.device, backend: str, *, trainable: bool
+    config: ModelConfig,
+    mesh: DeviceMesh,
+    device: torch.device,
+    backend: str,
+    *,
+    trainable: bool,
+    value_head: bool = False,
 ) -> PreTrainedModel:
-    """The model, sharded over the mesh, whose forward is `_packed_forward`.
+    """The model, sharded over the mesh, whose forward is `_packed_forward`, or `_value_forward` with a value head.
 
     Rank 0 reads the weights into host memory and hands out one tensor at a time; the others start from empty shards.
     Trainable weights are float32 under precision amp and float32; a frozen model is kept in the dtype it computes in.
@@ -143,7 +148,10 @@ def load_model(
     full = _build(config, hf_config, dtype, weights=True) if not dist.is_initialized() or dist.get_rank() == 0 else None
     model = _build(config, hf_config, dtype, weights=False)
     _set_attention(model, backend)
-    model.forward = types.MethodType(_packed_forward, model)
+    if value_head:
+        with torch.device("meta"):
+            model.lm_head = nn.Linear(model.lm_head.in_features, 1, bias=False, dtype=dtype)
+    model.forward = types.MethodType(_value_forward if value_head else _packed_forward, model)
     if config.freeze_vision_tower and hasattr(model.model, "visual"):
         for name, parameter in model.model.visual.named_parameters():
             parameter.requires_grad_("merger" in name)  # the projector goes on learning

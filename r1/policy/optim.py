@@ -4,6 +4,8 @@ import math
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -29,6 +31,25 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
 
         return KahanAdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, kahan_sum=True, triton=False)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float) -> tuple[float, bool]:
+    """Clip, step and clear the gradients.
+
+    Returns:
+        The gradient norm before clipping, over all parameters and ranks, and whether the step was taken: where the
+        norm is not finite, no rank takes it.
+    """
+    parameters = [p for p in model.parameters() if p.grad is not None]
+    total = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = total.full_tensor() if isinstance(total, DTensor) else total
+    value = float(norm)
+    finite = math.isfinite(value)
+    if finite:
+        clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return value, finite
 
 
 def lr_factor(step: int, num_steps: int, config: OptimConfig) -> float:

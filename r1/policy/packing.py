@@ -51,21 +51,47 @@ class Microbatch:
     rollout_logprobs: Tensor  # [R] float32 nats, the sampler's
     old_logprobs: Tensor | None = None  # [R] float32 nats
     ref_logprobs: Tensor | None = None  # [R] float32 nats
+    values: Tensor | None = None  # [R] float32, the critic's before its update
     advantages: Tensor | None = None  # [R] float32
-    loss_mask: Tensor | None = None  # [R] bool
+    returns: Tensor | None = None  # [R] float32, what the critic should have said
+    weights: Tensor | None = None  # [R] float32, of each token in the minibatch's loss; 0: not trained
 
-    def set_advantages(self) -> None:
-        """Spread each rollout's advantage over its tokens; those without a reward are masked."""
-        lengths = torch.tensor([len(r.response_ids) for r in self.rollouts])
-        kept = torch.tensor([r.reward is not None and not m for r, m in zip(self.rollouts, self.masked, strict=True)])
-        advantages = torch.tensor([r.advantage for r in self.rollouts], dtype=torch.float32)
-        self.advantages = advantages.repeat_interleave(lengths)
-        self.loss_mask = kept.repeat_interleave(lengths)
+    def lengths(self) -> Tensor:
+        """[rollouts] int64, tokens of each response."""
+        return torch.tensor([len(r.response_ids) for r in self.rollouts])
+
+    def owners(self) -> Tensor:
+        """[R] int64, which of the rollouts each token belongs to."""
+        return torch.arange(len(self.rollouts)).repeat_interleave(self.lengths())
+
+    def take_advantages(self) -> None:
+        """Copy advantages, returns and weights from the rollouts, whose own they have become."""
+        weights = [0.0 if m else r.weight for r, m in zip(self.rollouts, self.masked, strict=True)]
+        self.weights = torch.tensor(weights, dtype=torch.float32).repeat_interleave(self.lengths())
+        self.advantages = torch.cat([r.advantages for r in self.rollouts if r.advantages is not None])
+        if all(r.returns is not None for r in self.rollouts):
+            self.returns = torch.cat([r.returns for r in self.rollouts if r.returns is not None])
 
     def own(self, values: Tensor) -> Tensor:
         """Those of [R] values that belong to rollouts this microbatch is there for."""
-        lengths = torch.tensor([len(r.response_ids) for r in self.rollouts])
-        return values[(~torch.tensor(self.masked)).repeat_interleave(lengths)]
+        return values[(~torch.tensor(self.masked)).repeat_interleave(self.lengths())]
+
+    def by_rollout(self, values: Tensor) -> dict[tuple[int, int], Tensor]:
+        """[R] values cut into the responses this microbatch is there for, by (group, sample)."""
+        parts = values.split(self.lengths().tolist())
+        rows = zip(self.rollouts, self.masked, parts, strict=True)
+        return {(r.group, r.sample): part for r, masked, part in rows if not masked}
+
+    def model_inputs(self, device: torch.device) -> tuple[dict[str, Tensor], Packing, Tensor]:
+        """What a forward pass takes: tensors of the transformer, the packing, and hidden_index."""
+        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
+        if self.pixel_values is not None and self.image_grid_thw is not None:
+            inputs |= {"pixel_values": self.pixel_values, "image_grid_thw": self.image_grid_thw}
+        return (
+            {name: tensor.to(device) for name, tensor in inputs.items()},
+            self.packing.to(device),
+            self.hidden_index.to(device),
+        )
 
 
 def mrope_positions(prompt_ids: Sequence[int], grid_thw: Tensor | None, vision: VisionSpec) -> Tensor:

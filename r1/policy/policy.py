@@ -1,23 +1,28 @@
 """The policy that learns: packs rollouts, scores them and takes optimizer steps; its frozen reference is beside it."""
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from r1.algorithms.loss import microbatch_loss
+from r1.algorithms.groups import next_kl_coef
+from r1.algorithms.kl import KL_PENALTIES
+from r1.algorithms.loss import LOSSES, Tokens, kl_to_reference, microbatch_loss
+from r1.algorithms.named import function_of
 from r1.config import Config
-from r1.parallel import Ranks
+from r1.parallel import Ranks, gather_objects
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import plan_minibatch
+from r1.policy.logprobs import Head, Scored
 from r1.policy.model import load_model
 from r1.policy.offload import free_cache, move_model, move_optimizer, reshard
-from r1.policy.optim import make_optimizer, make_scheduler
+from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
 from r1.policy.packing import Microbatch, VisionSpec, pack
 from r1.types import Prompt, Rollout
 
@@ -35,17 +40,18 @@ class Policy:
 
     def __init__(self, config: Config, ranks: Ranks, num_steps: int) -> None:
         self.config, self.ranks = config, ranks
-        backend = choose_backend(config.model.attention, ranks.device)
-        register(backend)
-        self.with_mask = backend == "sdpa"
-        self.model = load_model(config.model, ranks.mesh, ranks.device, backend, trainable=True)
+        self.backend = choose_backend(config.model.attention, ranks.device)
+        register(self.backend)
+        self.loss_fn = function_of(config.algorithm.loss, LOSSES, option="algorithm.loss")
+        self.model = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=True)
         self.vision = VisionSpec.from_config(self.model.config)
         self.reference: PreTrainedModel | None = None
         if config.algorithm.kl_coef > 0:
-            self.reference = load_model(config.model, ranks.mesh, ranks.device, backend, trainable=False)
+            self.reference = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=False)
             self._offload(self.reference, config.parallel.offload_reference)
         self.optimizer = make_optimizer(self.model, config.optim)
         self.scheduler = make_scheduler(self.optimizer, config.optim, num_steps)
+        self.kl_coef = config.algorithm.kl_coef  # moves where kl_target is set
         self.version = 0  # optimizer steps taken
         self.skipped = 0  # optimizer steps left out for a gradient that was not finite
 
@@ -68,39 +74,54 @@ class Policy:
             plan = plan_minibatch(
                 [r for r, _ in rows], [h for _, h in rows], self.ranks.world_size, update.max_tokens_per_microbatch
             )
-            mine = plan[self.ranks.rank]
-            minibatches.append([pack(pieces, prompts, self.vision, with_mask=self.with_mask) for pieces in mine])
+            mine, with_mask = plan[self.ranks.rank], self.backend == "sdpa"
+            minibatches.append([pack(pieces, prompts, self.vision, with_mask=with_mask) for pieces in mine])
         return minibatches
 
-    def _forward(self, model: PreTrainedModel, microbatch: Microbatch) -> tuple[Tensor, Tensor]:
-        """logprobs and entropy, [R] float32 nats, on the device."""
-        device = self.ranks.device
-        inputs = {"input_ids": microbatch.input_ids.to(device), "position_ids": microbatch.position_ids.to(device)}
-        if microbatch.pixel_values is not None and microbatch.image_grid_thw is not None:
-            inputs["pixel_values"] = microbatch.pixel_values.to(device)
-            inputs["image_grid_thw"] = microbatch.image_grid_thw.to(device)
-        return model(
-            inputs,
-            microbatch.packing.to(device),
-            microbatch.hidden_index.to(device),
-            microbatch.labels.to(device),
-            self.config.rollout.temperature,
-            self.config.update.logprob_chunk_tokens,
+    def _score(self, model: PreTrainedModel, microbatch: Microbatch, **options: Any) -> Scored:
+        head = Head(
+            temperature=self.config.rollout.temperature,
+            chunk_tokens=self.config.update.logprob_chunk_tokens,
+            banned=() if self.vision is None else self.vision.banned_ids,
+            **options,
         )
+        return model(*microbatch.model_inputs(self.ranks.device), microbatch.labels.to(self.ranks.device), head)
 
     @torch.no_grad()
     def set_logprobs(self, minibatches: Sequence[Sequence[Microbatch]]) -> None:
         """Fill old_logprobs, and ref_logprobs where there is a reference, of every microbatch."""
-        for microbatch in (m for minibatch in minibatches for m in minibatch):
-            microbatch.old_logprobs = self._forward(self.model, microbatch)[0].cpu()
+        microbatches = [m for minibatch in minibatches for m in minibatch]
+        for microbatch in microbatches:
+            if self.config.algorithm.old_logprobs == "rollout":
+                microbatch.old_logprobs = microbatch.rollout_logprobs
+            else:
+                microbatch.old_logprobs = self._score(self.model, microbatch).logprobs.cpu()
         reshard(self.model)
-        if self.reference is None:
+        if self.reference is None or self.config.algorithm.kl_penalty == "full":
             return
         self._onload(self.reference, self.config.parallel.offload_reference)
-        for microbatch in (m for minibatch in minibatches for m in minibatch):
-            microbatch.ref_logprobs = self._forward(self.reference, microbatch)[0].cpu()
+        for microbatch in microbatches:
+            microbatch.ref_logprobs = self._score(self.reference, microbatch).logprobs.cpu()
         reshard(self.reference)
         self._offload(self.reference, self.config.parallel.offload_reference)
+
+    def set_kl_penalties(
+        self, rollouts: Sequence[Rollout], minibatches: Sequence[Sequence[Microbatch]]
+    ) -> dict[str, float]:
+        """Give every rollout, on every rank, the KL that is charged to its reward (kl_in="reward"); returns metrics."""
+        algorithm = self.config.algorithm
+        if self.reference is None or algorithm.kl_in != "reward":
+            return {}
+        mine = {}
+        for microbatch in (m for minibatch in minibatches for m in minibatch):
+            assert microbatch.old_logprobs is not None and microbatch.ref_logprobs is not None, "logprobs are not set"
+            kl = KL_PENALTIES[algorithm.kl_penalty](microbatch.old_logprobs, microbatch.ref_logprobs)
+            mine |= microbatch.by_rollout(self.kl_coef * kl)
+        every = {key: part for rank in gather_objects(mine) for key, part in rank.items()}
+        for rollout in rollouts:
+            rollout.kl_penalties = every[rollout.group, rollout.sample]
+        penalties = torch.cat([every[r.group, r.sample] for r in rollouts])
+        return {"reward/kl": float(penalties.mean()) / self.kl_coef, "policy/kl_coef": self.kl_coef}
 
     def update(
         self, minibatches: Sequence[Sequence[Microbatch]], global_valid_tokens: Sequence[int]
@@ -108,77 +129,101 @@ class Policy:
         """One optimizer step a minibatch, ppo_epochs times; metrics are means over those steps, the same on all ranks.
 
         Args:
-            minibatches: from `pack`, with logprobs set; rewards and advantages are those of their rollouts.
+            minibatches: from `pack`, with logprobs set; advantages and weights are those of their rollouts.
             global_valid_tokens: for each minibatch, its trained tokens on all ranks.
         """
         if self.config.parallel.offload_optimizer:
             move_optimizer(self.optimizer, self.ranks.device)
+        full_kl = self.reference is not None and self.config.algorithm.kl_penalty == "full"
+        if full_kl and self.reference is not None:
+            self._onload(self.reference, self.config.parallel.offload_reference)
         for microbatch in (m for minibatch in minibatches for m in minibatch):
-            microbatch.set_advantages()
+            microbatch.take_advantages()
         steps = list(zip(minibatches, global_valid_tokens, strict=True)) * self.config.update.ppo_epochs
         totals: dict[str, Tensor] = {}
-        skipped_before = self.skipped
-        norms = []
+        norms: list[float] = []
         quiet = self.ranks.rank != 0 or not self.config.trainer.progress
         with tqdm(total=sum(len(m) for m, _ in steps), desc="update", leave=False, disable=quiet) as bar:
             for minibatch, valid_tokens in steps:
                 for microbatch in minibatch:
                     for name, value in self._backward(microbatch, valid_tokens).items():
-                        totals[name] = totals.get(name, 0.0) + value
+                        totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     bar.update()
-                norms.append(self._step())
-        lr = self.scheduler.get_last_lr()[0]
+                norm, stepped = optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)
+                self.version += stepped
+                self.skipped += not stepped
+                norms.append(norm)
+        metrics = {name: value / len(steps) for name, value in sum_tensors(totals).items()}
+        metrics |= self._end_update(norms)
+        if full_kl and self.reference is not None:
+            reshard(self.reference)
+            self._offload(self.reference, self.config.parallel.offload_reference)
+        return metrics
+
+    def _end_update(self, norms: Sequence[float]) -> dict[str, float]:
+        finite = [norm for norm in norms if math.isfinite(norm)]
+        metrics = {
+            "policy/grad_norm": sum(finite) / max(len(finite), 1),
+            "policy/lr": self.scheduler.get_last_lr()[0],
+            "policy/skipped_steps": float(len(norms) - len(finite)),
+        }
         self.scheduler.step()
         reshard(self.model)
         if self.config.parallel.offload_optimizer:
             move_optimizer(self.optimizer, CPU)
-        names = sorted(totals)
-        sums = torch.stack([totals[name].double() for name in names])
-        dist.all_reduce(sums)
-        metrics = {name: value / len(steps) for name, value in zip(names, sums.tolist(), strict=True)}
-        finite = [n for n in norms if n == n and n != float("inf")]
-        metrics["policy/grad_norm"] = sum(finite) / max(len(finite), 1)
-        metrics["policy/lr"] = lr
-        metrics["policy/skipped_steps"] = float(self.skipped - skipped_before)
         return metrics
 
     def _backward(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
         """Add this microbatch's gradient; returns its detached metrics, to be summed over microbatches and ranks."""
-        device = self.ranks.device
+        device, algorithm = self.ranks.device, self.config.algorithm
         assert microbatch.old_logprobs is not None and microbatch.advantages is not None, "microbatch is not complete"
-        assert microbatch.loss_mask is not None, "microbatch has no loss mask"
-        logprobs, entropy = self._forward(self.model, microbatch)
+        assert microbatch.weights is not None, "microbatch has no weights"
+        options: dict[str, Any] = {"entropy_grad": algorithm.entropy_coef > 0}
+        if self.reference is not None and algorithm.kl_penalty == "full":
+            with torch.no_grad():
+                labels = microbatch.labels.to(device)
+                options["ref_hidden"] = self.reference(*microbatch.model_inputs(device), labels, None)
+            options["ref_lm_head"] = self.reference.lm_head  # the root keeps it gathered until the update's end
+        scored = self._score(self.model, microbatch, **options)
+        ref_logprobs = None if microbatch.ref_logprobs is None else microbatch.ref_logprobs.to(device)
+        kl = scored.kl if scored.kl is not None else kl_to_reference(scored.logprobs, ref_logprobs, algorithm)
+        weights = microbatch.weights.to(device)
+        tokens = Tokens(
+            logprobs=scored.logprobs,
+            entropy=scored.entropy,
+            old_logprobs=microbatch.old_logprobs.to(device),
+            rollout_logprobs=microbatch.rollout_logprobs.to(device),
+            advantages=microbatch.advantages.to(device),
+            owners=microbatch.owners().to(device),
+            loss_mask=weights > 0,
+            weights=weights,
+            kl=kl,
+        )
         loss, metrics = microbatch_loss(
-            logprobs,
-            microbatch.old_logprobs.to(device),
-            None if microbatch.ref_logprobs is None else microbatch.ref_logprobs.to(device),
-            microbatch.advantages.to(device),
-            microbatch.loss_mask.to(device),
-            entropy=entropy,
-            global_valid_tokens=global_valid_tokens,
-            config=self.config.algorithm,
+            tokens, self.loss_fn, kl_coef=self.kl_coef, global_valid_tokens=global_valid_tokens, config=algorithm
         )
         # FSDP averages gradients over ranks; the loss is a share of a global mean, so they must be summed.
         (loss * self.ranks.world_size).backward()
         return metrics
 
-    def _step(self) -> float:
-        """Clip, step and clear; returns the gradient norm before clipping.
+    def end_step(self, step: int, metrics: Mapping[str, float], num_responses: int) -> None:
+        """Adapt kl_coef and move the reference, where the config asks for it."""
+        algorithm = self.config.algorithm
+        self.kl_coef = next_kl_coef(
+            self.kl_coef, metrics.get("loss/kl", metrics.get("reward/kl", math.nan)), num_responses, algorithm
+        )
+        every = algorithm.reference_update_steps
+        if self.reference is not None and every is not None and step % every == 0:
+            self.move_reference(algorithm.reference_polyak)
 
-        The norm is over all ranks, so where it is not finite all of them skip the step.
-        """
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        total = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        norm = total.full_tensor() if isinstance(total, DTensor) else total
-        value = float(norm)
-        if value != value or value == float("inf"):
-            self.skipped += 1
-        else:
-            clip_grads_with_norm_(parameters, self.config.update.max_grad_norm, norm)
-            self.optimizer.step()
-            self.version += 1
-        self.optimizer.zero_grad(set_to_none=True)
-        return value
+    @torch.no_grad()
+    def move_reference(self, fraction: float) -> None:
+        """Move the reference's weights this far to the policy's; both are sharded alike, so no rank needs another."""
+        assert self.reference is not None, "there is no reference to move"
+        reshard(self.model)
+        for ours, theirs in zip(self.model.parameters(), self.reference.parameters(), strict=True):
+            target = cast(DTensor, theirs).to_local()
+            target.lerp_(cast(DTensor, ours).to_local().to(target.device, target.dtype), fraction)
 
     def before_cache(self) -> None:
         """The engine holds the weights now: make room for its KV cache."""
@@ -198,3 +243,11 @@ class Policy:
     def _onload(self, model: PreTrainedModel, wanted: bool) -> None:
         if wanted and self.ranks.device.type == "cuda":
             move_model(model, self.ranks.device)
+
+
+def sum_tensors(totals: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sum [] tensors over ranks, all in one collective; every rank holds the same names."""
+    names = sorted(totals)
+    sums = torch.stack([totals[name].double() for name in names])
+    dist.all_reduce(sums)
+    return dict(zip(names, sums.tolist(), strict=True))

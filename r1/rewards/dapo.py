@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from r1.rewards.grader import extract_boxed, is_correct
+from r1.rewards.grader import is_correct
+from r1.rewards.grader_text import extract_boxed
 
 REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"

@@ -3,7 +3,8 @@
 import re
 from typing import Any
 
-from r1.rewards.grader import extract_boxed, is_correct
+from r1.rewards.grader import is_correct
+from r1.rewards.grader_text import extract_boxed
 from r1.rewards.math import with_opened_think
 
 REWARD_NAME = "r1v"

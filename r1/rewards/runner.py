@@ -1,4 +1,4 @@
-"""Runs a reward function, ours or a user's, in child processes with a time limit per call.
+"""Runs reward functions, ours or a user's, in child processes with limits of time and memory.
 
 A response that raises, hangs or gets no finite reward costs itself only: it comes back as None, with one line on why.
 """
@@ -22,15 +22,29 @@ from typing import Any
 
 import r1
 from r1.config import RewardConfig
-from r1.rewards.process import Outcome
+from r1.rewards.functions import Outcome, Source
+from r1.rewards.process import Target
 
-BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in ("math", "r1v", "dapo")}
+NAMES = ("math", "r1v", "dapo", "choice", "iou", "format", "overlong", "repetition", "cosine")
+BUILT_IN = {name: Path(__file__).with_name(f"{name}.py") for name in NAMES}
 
 START_LIMIT_S = 120.0  # to import a reward file, on a busy machine
-MAX_BATCH = 16  # responses per call: what one hanging response makes wait
+ASYNC_GRACE_S = 1.0  # an async function's limits are kept inside the process; past this it is killed
+MAX_HANGS = 32  # of one submission: the responses after them are given up
+HOPELESS = 16  # failures without any success that end the run
 PATH_OF_R1 = str(Path(r1.__file__).resolve().parent.parent)
 
-Task = tuple[list[dict[str, Any]], Future[list[Outcome]]]
+
+class Tally:
+    """How grading goes: of a runner, whether anything was ever graded; of a submission, how many responses hung."""
+
+    def __init__(self) -> None:
+        self.succeeded = False
+        self.failed = 0
+        self.hung = 0
+
+
+Task = tuple[list[dict[str, Any]], Future[list[Outcome]], Tally]
 
 
 def resolve(function: str) -> tuple[str, str]:
@@ -55,8 +69,17 @@ class _Process:
 
     def __init__(self, config: RewardConfig, closed: threading.Event) -> None:
         self._closed = closed  # gives up waiting once set
-        self.target = (*resolve(config.function), dict(config.kwargs))
+        self._target = Target(
+            tuple(
+                Source(*resolve(name), dict(config.kwargs_of(name)), weight)
+                for name, weight in config.functions.items()
+            ),
+            config.limit_s,
+            config.memory_mb,
+        )
         self.reward_type = ""
+        self._grace_s = 0.0
+        self.is_fresh = True  # nothing was graded in it yet
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -78,18 +101,22 @@ class _Process:
         )
         theirs.close()
         self._connection = Connection(ours.detach())
-        reply = self._ask(self.target, START_LIMIT_S)
+        reply = self._ask(self._target, START_LIMIT_S)
         if isinstance(reply, str):
-            reply = ("fault", f"reward.function: loading {self.target[0]} failed: {reply}")
+            files = ", ".join(source.path for source in self._target.sources)
+            reply = ("fault", f"reward.function: loading {files} failed: {reply}")
         if reply[0] == "fault":
             self.kill()
             raise ValueError(reply[1])
-        self.reward_type = reply[1]
+        self.reward_type, self._grace_s = reply[1], ASYNC_GRACE_S if reply[2] else 0.0
+        self.is_fresh = True
 
     def call(self, inputs: list[dict[str, Any]], limit_s: float) -> list[Outcome] | str:
         """One outcome per response, or one line if the call as a whole failed."""
         self.start()
-        return self._ask(("call", inputs), limit_s)
+        outcomes = self._ask(("call", inputs), limit_s + self._grace_s)
+        self.is_fresh = False
+        return outcomes
 
     def probe(self, limit_s: float) -> str | None:
         self.start()
@@ -128,13 +155,16 @@ class _Process:
 class PendingRewards:
     """Rewards on their way: `RewardRunner.submit` returned while the processes grade."""
 
-    def __init__(self, inputs: Sequence[dict[str, Any]], parts: list[Future[list[Outcome]]], on_error: str) -> None:
+    def __init__(
+        self, inputs: Sequence[dict[str, Any]], parts: list[Future[list[Outcome]]], on_error: str, tally: Tally
+    ) -> None:
         self._names = [
             f"row {one['row']}, response {index}" if "row" in one else f"response {index}"
             for index, one in enumerate(inputs)
         ]
         self._parts = parts
         self._on_error = on_error
+        self._tally = tally
 
     def _outcomes(self) -> list[Outcome]:
         return [outcome for part in self._parts for outcome in part.result()]
@@ -149,9 +179,15 @@ class PendingRewards:
         """Wait for all rewards: a dict per response, in the order submitted, None where there is none.
 
         Raises:
-            ValueError: the reward file no longer loads; or a response has no reward and reward.on_error is "raise".
+            ValueError: the reward file no longer loads; a response has no reward and reward.on_error is "raise"; or
+                nothing was ever graded, neither these responses nor any before.
         """
         failures = self.failures
+        if not self._tally.succeeded and self._tally.failed >= HOPELESS:
+            raise ValueError(
+                f"the reward function has graded none of {self._tally.failed} responses; the first: {failures[0]}; "
+                "mend it, or raise reward.timeout_s if it is slow"
+            )
         if failures and self._on_error == "raise":
             raise ValueError(
                 f"{len(failures)} of {len(self._names)} responses have no reward; the first: {failures[0]}; "
@@ -163,14 +199,16 @@ class PendingRewards:
 class RewardRunner:
     """Child processes that grade responses with one reward function.
 
-    A batch function gets at most MAX_BATCH responses a call. When a call raises, hangs past its limit or kills its
-    process, its responses are graded again one by one, so that only those at fault are lost.
+    A batch function gets at most reward.batch_size responses a call. When a call raises, hangs past its limit or kills
+    its process, its responses are graded again one by one, so that only those at fault are lost. After MAX_HANGS
+    responses of one submission have hung, the rest of it is given up, which bounds the time it can take.
     """
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._closed = threading.Event()
+        self._tally = Tally()
         self._processes = [_Process(config, self._closed) for _ in range(config.num_workers)]
         self._threads = [threading.Thread(target=self._work, args=(p,), daemon=True) for p in self._processes]
         for thread in self._threads:
@@ -185,12 +223,13 @@ class RewardRunner:
         """
         if self._closed.is_set():
             raise ValueError("this RewardRunner is closed; make a new one")
-        size = max(1, min(MAX_BATCH, -(-len(inputs) // self._config.num_workers)))
+        size = max(1, min(self._config.batch_size, -(-len(inputs) // self._config.num_workers)))
+        tally = Tally()
         parts: list[Future[list[Outcome]]] = []
         for start in range(0, len(inputs), size):
             parts.append(Future())
-            self._tasks.put((list(inputs[start : start + size]), parts[-1]))
-        return PendingRewards(inputs, parts, self._config.on_error)
+            self._tasks.put((list(inputs[start : start + size]), parts[-1], tally))
+        return PendingRewards(inputs, parts, self._config.on_error, self._tally)
 
     def close(self) -> None:
         """End the processes; rewards still on their way fail."""
@@ -211,9 +250,11 @@ class RewardRunner:
             process.start()
         except (ValueError, OSError):
             pass  # the first task tries again and reports it
-        for inputs, part in iter(self._tasks.get, None):
+        for inputs, part, tally in iter(self._tasks.get, None):
             try:
-                part.set_result(self._grade(process, inputs))
+                outcomes = self._grade(process, inputs, tally)
+                self._count(outcomes)
+                part.set_result(outcomes)
             except (ValueError, OSError) as error:
                 part.set_exception(error)
             finally:
@@ -221,22 +262,36 @@ class RewardRunner:
                     part.set_exception(RuntimeError("the thread that grades ended"))
         process.kill()
 
-    def _grade(self, process: _Process, inputs: list[dict[str, Any]]) -> list[Outcome]:
+    def _count(self, outcomes: list[Outcome]) -> None:
+        failed = sum(isinstance(outcome, str) for outcome in outcomes)
+        self._tally.failed += failed
+        self._tally.succeeded = self._tally.succeeded or failed < len(outcomes)
+
+    def _grade(self, process: _Process, inputs: list[dict[str, Any]], tally: Tally) -> list[Outcome]:
         process.start()
-        limit_s = self._config.timeout_s
-        if process.reward_type == "batch" and len(inputs) > 1:
-            outcomes = process.call(inputs, limit_s)
+        if process.reward_type == "batch" and len(inputs) > 1 and tally.hung < MAX_HANGS:
+            outcomes = process.call(inputs, self._config.limit_s)
             if not isinstance(outcomes, str):
                 return outcomes
-        results: list[Outcome] = []
-        for one in inputs:
-            outcome = process.call([one], limit_s)
-            results.append(outcome if isinstance(outcome, str) else outcome[0])
-        return results
+            if outcomes.startswith("MemoryError"):
+                process.kill()
+        return [self._grade_one(process, one, tally) for one in inputs]
+
+    def _grade_one(self, process: _Process, one: dict[str, Any], tally: Tally) -> Outcome:
+        if tally.hung >= MAX_HANGS:
+            return f"TimeoutError: not tried, {MAX_HANGS} other responses had hung"
+        was_fresh = process.is_fresh
+        outcome = process.call([one], self._config.limit_s)
+        if isinstance(outcome, str) and "MemoryError" in outcome:
+            process.kill()  # what it holds is not given back; in a new process the response may well fit
+            if not was_fresh:
+                outcome = process.call([one], self._config.limit_s)
+        tally.hung += isinstance(outcome, str) and outcome.startswith("TimeoutError")
+        return outcome if isinstance(outcome, str) else outcome[0]
 
 
 def check_reward_function(config: RewardConfig) -> None:
-    """Load the function in a process of its own and call it once, with an empty response, before any model loads.
+    """Load the functions in a process of their own and call each once, with an empty response, before any model loads.
 
     Raises:
         ValueError: one line: no such file, built-in or function, an import that fails, keyword arguments that do not
@@ -245,7 +300,7 @@ def check_reward_function(config: RewardConfig) -> None:
     process = _Process(config, threading.Event())
     try:
         process.start()
-        fault = process.probe(config.timeout_s)
+        fault = process.probe(config.limit_s)
     finally:
         process.kill()
     if fault is not None and not fault.startswith("TimeoutError"):

@@ -2,12 +2,14 @@
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from r1.algorithms.groups import keeps_group
 from r1.config import Config
 from r1.data.loader import Loader
 from r1.parallel import Ranks, gather_objects
@@ -19,8 +21,21 @@ from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout, SamplingParams
 
 
-class StepPrompts(Mapping[int, Prompt]):
-    """A step's prompts by group; those that another rank sampled are prepared when they are looked up."""
+@dataclass(kw_only=True)
+class Batch:
+    """One draw of prompts with its rollouts; or the groups kept from several draws, as one."""
+
+    rows: list[int]  # of each group, positions in the loader
+    rollouts: list[Rollout]  # of all ranks, in (group, sample) order
+    homes: list[int]  # for each rollout, the rank that sampled it
+    local: list[Rollout]  # those sampled here, with their text
+    pending: list[PendingRewards]  # grading under way, of local and then of the greedy responses; [] when it is done
+    greedy: list[Rollout] = field(default_factory=list)  # ReMax: one for each prompt sampled here
+    failures: list[str] = field(default_factory=list)  # one line for each response that could not be graded
+
+
+class BatchPrompts(Mapping[int, Prompt]):
+    """A batch's prompts by group; those that another rank sampled are prepared when they are looked up."""
 
     def __init__(self, loader: Loader, rows: Sequence[int]) -> None:
         self._loader, self._rows = loader, rows
@@ -56,7 +71,7 @@ class Sampler:
         self.engine.sleep()
         policy.after_sampling()
         self.synced: int | None = None  # policy version that the engine holds while it is awake
-        self.local: list[Rollout] = []  # of the step under way, sampled here
+        self.draws = 0  # batches of prompts drawn so far: where the data stands; more than steps with dynamic sampling
 
     def sync(self) -> None:
         """Wake the engine with the policy's current weights; nothing to do when it is awake with them."""
@@ -72,16 +87,49 @@ class Sampler:
         # The engine takes its KV cache as soon as the last tensor is in.
         self.policy.before_cache()
 
-    def sample(self, loader: Loader, step: int) -> tuple[list[Rollout], list[int], StepPrompts, PendingRewards]:
-        """Sample step `step`, put the engine to sleep and hand its responses to the graders.
+    def sample(self, loader: Loader) -> Batch:
+        """Sample the next batch and put the engine to sleep; its grading goes on.
 
-        Returns:
-            All ranks' rollouts in (group, sample) order, the rank that sampled each, the step's prompts, and the
-            grading of this rank's own, under way.
+        With dynamic sampling, batches are drawn and graded until enough of their groups pass the filter, in the same
+        order on every rank: what passes is a function of the rewards, which all ranks hold.
+
+        Raises:
+            ValueError: filter_max_tries batches did not fill one.
         """
-        rows = loader.rows_at(step)
+        algorithm = self.config.algorithm
+        if algorithm.filter_by == "off":
+            batch = self._draw(loader)
+        else:
+            need, kept, seen = self.config.data.rollout_batch_size, [], 0
+            for _ in range(algorithm.filter_max_tries):
+                draw = self._draw(loader)
+                self.set_rewards(draw)
+                seen += len(draw.rows)
+                kept.append(
+                    _only(draw, [g for g in range(len(draw.rows)) if keeps_group(_rewards(draw, g), algorithm)])
+                )
+                if sum(len(b.rows) for b in kept) >= need:
+                    break
+            batch = _join(kept, need)
+            if len(batch.rows) < need:
+                raise ValueError(
+                    f"dynamic sampling kept {len(batch.rows)} of {seen} groups in algorithm.filter_max_tries="
+                    f"{algorithm.filter_max_tries} batches, and {need} are needed: {algorithm.filter_by} of "
+                    f"{algorithm.filter_key!r} must lie between {algorithm.filter_low} and {algorithm.filter_high}. "
+                    "The task is too easy or too hard for the model, or the bounds or rollout.n too tight"
+                )
+        self.engine.sleep()
+        self.synced = None
+        self.policy.after_sampling()
+        return batch
+
+    def _draw(self, loader: Loader) -> Batch:
+        """Sample the next rollout_batch_size prompts with the awake engine and hand the responses to the graders."""
+        self.draws += 1
+        rows = loader.rows_at(self.draws)
         share = self.ranks.engine_share(len(rows))
         prompts = loader.prepare(rows[share])
+        groups = range(share.start, share.stop)
         rollout = self.config.rollout
         sampling = SamplingParams(
             n=rollout.n,
@@ -90,42 +138,80 @@ class Sampler:
             top_k=rollout.top_k,
             max_tokens=self.config.data.max_response_length,
             ignore_eos=rollout.ignore_eos,
-            seed=zlib.crc32(f"{rollout.seed}/{step}".encode()),
+            seed=zlib.crc32(f"{rollout.seed}/{self.draws}".encode()),
         )
-        local = self.engine.generate(prompts, range(share.start, share.stop), sampling)
-        self.engine.sleep()
-        self.synced = None
-        self.policy.after_sampling()
-        self.local = local if self.ranks.speaks_for_engine else []
-        for item in self.local:
-            item.policy_version = self.policy.version
-        decode_responses(self.local, self.tokenizer, skip_special_tokens=self.config.reward.skip_special_tokens)
-        pending = self.rewards.submit(reward_inputs(self.local, prompts, share.start))
-        rollouts, homes = gather_rollouts(self.local, self.ranks)
-        return rollouts, homes, StepPrompts(loader, rows), pending
+        local = self._own(self.engine.generate(prompts, groups, sampling))
+        pending = [self.rewards.submit(reward_inputs(local, prompts, share.start))]
+        greedy: list[Rollout] = []
+        if self.config.algorithm.advantage == "remax":
+            greedy = self._own(self.engine.generate(prompts, groups, replace(sampling, n=1, temperature=0.0)))
+            pending.append(self.rewards.submit(reward_inputs(greedy, prompts, share.start)))
+        rollouts, homes = gather_rollouts(local, self.ranks)
+        return Batch(rows=rows, rollouts=rollouts, homes=homes, local=local, pending=pending, greedy=greedy)
 
-    def set_rewards(self, rollouts: Sequence[Rollout], pending: PendingRewards) -> list[str]:
-        """Wait for this rank's grades and exchange them: fills rewards and reward of all rollouts on every rank.
+    def _own(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """Those this rank hands on, decoded; of a tensor-parallel group one rank does."""
+        own = rollouts if self.ranks.speaks_for_engine else []
+        for rollout in own:
+            rollout.policy_version = self.policy.version
+        decode_responses(own, self.tokenizer, skip_special_tokens=self.config.reward.skip_special_tokens)
+        return own
 
-        Returns:
-            One line for each response of any rank that could not be graded.
-        """
-        for rollout, graded in zip(self.local, pending.result(), strict=True):
-            rollout.rewards = graded
-        mine = [(r.group, r.sample, r.rewards) for r in self.local], pending.failures
-        graded, failures = {}, []
-        for rows, lines in gather_objects(mine):
-            graded |= {(group, sample): rewards for group, sample, rewards in rows}
-            failures += lines
-        for rollout in rollouts:
-            rollout.rewards = graded[rollout.group, rollout.sample]
-            rollout.reward = None if rollout.rewards is None else rollout.rewards["overall"]
-        return failures
+    def set_rewards(self, batch: Batch) -> None:
+        """Wait for this rank's grades and exchange them: fills rewards of the batch's rollouts on every rank."""
+        if not batch.pending:
+            return
+        for rollouts, pending in zip((batch.local, batch.greedy), batch.pending, strict=False):
+            for rollout, graded in zip(rollouts, pending.result(), strict=True):
+                rollout.rewards = graded
+            batch.failures += pending.failures
+        mine = (
+            {(r.group, r.sample): r.rewards for r in batch.local},
+            {r.group: float("nan") if r.rewards is None else r.rewards["overall"] for r in batch.greedy},
+            batch.failures,
+        )
+        batch.pending, batch.failures = [], []
+        for rewards, baselines, lines in gather_objects(mine):
+            batch.failures += lines
+            for rollout in batch.rollouts:
+                if (rollout.group, rollout.sample) in rewards:
+                    rollout.rewards = rewards[rollout.group, rollout.sample]
+                    rollout.reward = None if rollout.rewards is None else rollout.rewards["overall"]
+                if rollout.group in baselines:
+                    rollout.baseline = baselines[rollout.group]
 
     def close(self) -> None:
         """End the engine; the process group goes with it."""
         self.engine.close()
 
-    def samples(self, prompts: Mapping[int, Prompt]) -> list[dict[str, Any]]:
+    def samples(self, batch: Batch, prompts: Mapping[int, Prompt]) -> list[dict[str, Any]]:
         """Records of a few of this rank's rollouts of the step, for samples.jsonl."""
-        return [sample_record(r, prompts[r.group]) for r in self.local[: self.config.trainer.samples_to_log]]
+        return [sample_record(r, prompts[r.group]) for r in batch.local[: self.config.trainer.samples_to_log]]
+
+
+def _rewards(batch: Batch, group: int) -> list[dict[str, float] | None]:
+    return [r.rewards for r in batch.rollouts if r.group == group]
+
+
+def _only(batch: Batch, groups: Sequence[int]) -> Batch:
+    """The batch with these groups alone."""
+    chosen = set(groups)
+    rows = [(r, h) for r, h in zip(batch.rollouts, batch.homes, strict=True) if r.group in chosen]
+    return replace(
+        batch, rollouts=[r for r, _ in rows], homes=[h for _, h in rows],
+        local=[r for r in batch.local if r.group in chosen], rows=[batch.rows[g] for g in groups],
+    )  # fmt: skip
+
+
+def _join(batches: Sequence[Batch], size: int) -> Batch:
+    """The first size groups of several batches as one, renumbered."""
+    joined = Batch(rows=[], rollouts=[], homes=[], local=[], pending=[])
+    for batch in batches:
+        names = {g: len(joined.rows) + i for i, g in enumerate(dict.fromkeys(r.group for r in batch.rollouts))}
+        joined.failures += batch.failures
+        joined.rows += batch.rows
+        joined.homes += batch.homes
+        for rollouts, target in ((batch.rollouts, joined.rollouts), (batch.local, joined.local)):
+            # Copies: a rank's own rollouts and their twins among all may be the same objects.
+            target += [replace(r, group=names[r.group]) for r in rollouts]
+    return _only(joined, range(min(size, len(joined.rows))))

@@ -9,6 +9,7 @@ from PIL import Image
 
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import Piece
+from r1.policy.logprobs import Head
 from r1.policy.model import _packed_forward, _set_attention
 from r1.policy.packing import VisionSpec, pack
 from tests.shell import run, torchrun
@@ -32,12 +33,8 @@ def test_varlen_packing_equals_separate_rows_in_bf16(family, tmp_path):
     pieces = [Piece(rollouts=[r for r in rollouts if r.group == g]) for g in prompts]
     batch = pack(pieces, prompts, vision, with_mask=False)
     weights = torch.randn(len(batch.labels), generator=torch.Generator().manual_seed(2)).cuda()
-    inputs = {"input_ids": batch.input_ids.cuda(), "position_ids": batch.position_ids.cuda()}
-    if batch.pixel_values is not None:
-        inputs |= {"pixel_values": batch.pixel_values.cuda(), "image_grid_thw": batch.image_grid_thw.cuda()}
-    got, _ = _packed_forward(
-        model, inputs, batch.packing.to(cuda), batch.hidden_index.cuda(), batch.labels.cuda(), 0.7, 64
-    )
+    head = Head(temperature=0.7, chunk_tokens=64, banned=() if vision is None else vision.banned_ids)
+    got = _packed_forward(model, *batch.model_inputs(cuda), batch.labels.cuda(), head).logprobs
     (got * weights).sum().backward()
 
     for prompt in prompts.values():

@@ -1,0 +1,102 @@
+"""PPO's value model: the policy's architecture and starting weights with a value head, on the same FSDP2 stack."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from r1.algorithms.advantage import gae_returns
+from r1.algorithms.scores import scores_of
+from r1.config import Config
+from r1.parallel import Ranks, gather_objects
+from r1.policy.model import load_model
+from r1.policy.offload import free_cache, move_model, move_optimizer, reshard
+from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
+from r1.policy.packing import Microbatch
+from r1.policy.policy import sum_tensors
+from r1.types import Rollout
+
+CPU = torch.device("cpu")
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, weights: Tensor, clip: float) -> Tensor:
+    """Squared error of the values, the worse of plain and clipped to old +- clip (PPO's code, arXiv 2005.12729).
+
+        sum of weights * max((V - R)^2, (old + clamp(V - old, -clip, clip) - R)^2) / 2
+
+    All [T] float32; returns [] float32. weights are 0 for masked tokens.
+    """
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    error = torch.maximum((values - returns).square(), (clipped - returns).square())
+    return torch.where(weights > 0, 0.5 * error * weights, 0.0).sum()
+
+
+class Critic:
+    """The value model and its optimizer on one rank; every method is collective."""
+
+    def __init__(self, config: Config, ranks: Ranks, backend: str, num_steps: int) -> None:
+        self.config, self.ranks = config, ranks
+        self.model = load_model(config.model, ranks.mesh, ranks.device, backend, trainable=True, value_head=True)
+        optim = replace(config.optim, lr=config.algorithm.critic_lr)
+        self.optimizer = make_optimizer(self.model, optim)
+        self.scheduler = make_scheduler(self.optimizer, optim, num_steps)
+        self.sleep()
+
+    def wake(self) -> None:
+        if self.ranks.device.type == "cuda":
+            move_model(self.model, self.ranks.device)
+            move_optimizer(self.optimizer, self.ranks.device)
+
+    def sleep(self) -> None:
+        """Give the GPU's memory to the engine and the policy."""
+        if self.ranks.device.type == "cuda":
+            move_model(self.model, CPU)
+            move_optimizer(self.optimizer, CPU)
+            free_cache(self.ranks.device)
+
+    @torch.no_grad()
+    def set_values(self, rollouts: Sequence[Rollout], minibatches: Sequence[Sequence[Microbatch]]) -> None:
+        """Fill values of every microbatch, and of every rollout on every rank."""
+        self.wake()
+        mine = {}
+        for microbatch in (m for minibatch in minibatches for m in minibatch):
+            values = self.model(*microbatch.model_inputs(self.ranks.device)).cpu()
+            microbatch.values = values
+            mine |= microbatch.by_rollout(values)
+        reshard(self.model)
+        self.sleep()
+        every = {key: part for rank in gather_objects(mine) for key, part in rank.items()}
+        for rollout in rollouts:
+            rollout.values = every[rollout.group, rollout.sample]
+
+    def _set_returns(self, rollouts: list[Rollout]) -> None:
+        algorithm = self.config.algorithm
+        scores = scores_of(rollouts, self.config.rollout.n)
+        _, returns = gae_returns(scores, algorithm.gamma, algorithm.lam)
+        for rollout, part in zip(rollouts, returns.split(scores.lengths.flatten().tolist()), strict=True):
+            rollout.returns = part
+
+    def update(self, rollouts: list[Rollout], minibatches: Sequence[Sequence[Microbatch]]) -> dict[str, float]:
+        """One optimizer step a minibatch, ppo_epochs times, on the same tokens and weights as the policy."""
+        self._set_returns(rollouts)
+        self.wake()
+        device, totals, norms = self.ranks.device, {}, []
+        steps = list(minibatches) * self.config.update.ppo_epochs
+        for minibatch in steps:
+            for microbatch in minibatch:
+                microbatch.take_advantages()
+                assert microbatch.values is not None and microbatch.returns is not None, "values or returns not set"
+                assert microbatch.weights is not None, "weights not set"
+                values = self.model(*microbatch.model_inputs(device))
+                old, returns = microbatch.values.to(device), microbatch.returns.to(device)
+                weights = microbatch.weights.to(device)
+                loss = value_loss(values, old, returns, weights, self.config.algorithm.critic_clip)
+                (loss * self.ranks.world_size).backward()
+                totals["critic/loss"] = totals.get("critic/loss", 0.0) + loss.detach()
+            norms.append(optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)[0])
+        self.scheduler.step()
+        reshard(self.model)
+        self.sleep()
+        metrics = {name: value / len(steps) for name, value in sum_tensors(totals).items()}
+        return metrics | {"critic/grad_norm": sum(norms) / len(norms)}
