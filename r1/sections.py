@@ -28,8 +28,15 @@ class DataConfig:
     """Column handed to the reward function as ground_truth."""
     image_key: str = "images"
     """Column with the list of images; may be absent, or empty in some rows."""
+    video_key: str = "videos"
+    """Column with the list of videos, or with one video's frames; `<video>` marks each one's place."""
+    video_fps: float = 2.0
+    """Frames taken a second of video; a list of frames is taken to have this rate."""
+    video_max_frames: int = 32
+    """Most frames taken of one video, spread evenly. min_pixels and max_pixels bound each frame; for Qwen3-VL, as in
+    its own processor, all frames together."""
     image_dir: str | None = None
-    """Folder that relative image paths start from; None: the data file's own folder."""
+    """Folder that relative paths of images and videos start from; None: the data file's own folder."""
     system_prompt: str | None = None
     """System message put before every prompt that does not begin with one of its own."""
     format_prompt: str | None = None
@@ -76,6 +83,8 @@ class DataConfig:
         for name in ("max_prompt_length", "max_response_length", "rollout_batch_size", "num_workers", "min_pixels"):
             value = getattr(self, name)
             require(value >= 1, f"data.{name} must be at least 1, got {value}")
+        require(self.video_fps > 0, f"data.video_fps must be above 0, got {self.video_fps}")
+        require(self.video_max_frames >= 2, f"data.video_max_frames must be at least 2, got {self.video_max_frames}")
         size, low, high = self.val_batch_size, self.min_pixels, self.max_pixels
         require(size == -1 or size >= 1, f"data.val_batch_size must be -1 (all) or at least 1, got {size}")
         require(low <= high, f"data.min_pixels={low} is above data.max_pixels={high}; swap or lower it")
@@ -111,6 +120,8 @@ class RolloutConfig:
     """Sampling at validation."""
     limit_images: int = 1
     """Most images in one prompt; rows with more are refused at start."""
+    limit_videos: int = 0
+    """Most videos in one prompt; rows with more are refused at start. vLLM sets memory aside for the largest."""
     tensor_parallel_size: int = 1
     """GPUs that share one engine; the other ranks are data-parallel."""
     gpu_memory_utilization: float = 0.6

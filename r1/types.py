@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from PIL.Image import Image
 from torch import Tensor
 
@@ -18,6 +19,11 @@ class Prompt:
     images: list[Image] = field(default_factory=list)  # RGB, already resized to their final size
     pixel_values: Tensor | None = None  # [num_patches, patch_dim] float32, of all images
     image_grid_thw: Tensor | None = None  # [num_images, 3] int64, in patches
+    videos: list[tuple[np.ndarray, dict[str, Any]]] = field(default_factory=list)
+    # each: [frames, height, width, 3] uint8 frames at their final size, and what transformers calls video_metadata
+    pixel_values_videos: Tensor | None = None  # [num_patches, patch_dim] float32, of all videos
+    video_grid_thw: Tensor | None = None  # [num_videos, 3] int64, in patches; time in pairs of frames
+    video_seconds: list[float] = field(default_factory=list)  # of each video, that one pair of frames stands for
     ground_truth: Any = None  # the answer column
     fields: dict[str, Any] = field(default_factory=dict)  # every other column of the row
 

@@ -37,7 +37,7 @@ def test_ids_and_pixels_equal_the_familys_own_processor(family):
     assert torch.equal(prompt.image_grid_thw, theirs["image_grid_thw"])
     assert prompt.image_grid_thw.dtype == torch.int64 and prompt.pixel_values.dtype == torch.float32
     assert renderer.length(row) == len(prompt.prompt_ids)
-    assert prompt.sampler_ids.count(renderer.image_token_id) == 2
+    assert prompt.sampler_ids.count(renderer.vision.image_token_id) == 2
     assert prompt.row == 3 and prompt.ground_truth == "yes" and prompt.fields == {"problem": row["problem"]}
 
 
@@ -68,7 +68,7 @@ def test_D01_D02_rows_without_images_are_text_rows(images):
     prompt = renderer.build(0, row)
     assert prompt.pixel_values is None and prompt.image_grid_thw is None and prompt.images == []
     assert prompt.prompt_ids == prompt.sampler_ids
-    assert renderer.image_token_id not in prompt.prompt_ids
+    assert renderer.vision.image_token_id not in prompt.prompt_ids
     assert prompt.text == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -43,8 +43,8 @@ def test_vllm_sees_the_ids_and_pixels_that_we_train_on(family, tmp_path):
     if data["pixel_values"].dtype == torch.uint8:  # vLLM 0.32 normalizes on the device; compare before that
         mean, std = (
             torch.tensor(x).view(1, 3, 1)
-            for x in (renderer.image_processor.image_mean, renderer.image_processor.image_std)
+            for x in (renderer.vision.image_processor.image_mean, renderer.vision.image_processor.image_std)
         )
         pixels = ((pixels.view(len(pixels), 3, -1) * std + mean) * 255).round().flatten(1).to(torch.uint8)
     assert torch.equal(data["pixel_values"], pixels)
-    assert theirs.info.get_max_image_tokens() <= config.max_pixels // renderer.bounds["factor"] ** 2
+    assert theirs.info.get_max_image_tokens() <= config.max_pixels // renderer.vision.bounds["factor"] ** 2

@@ -1,64 +1,85 @@
 """Contract 1: loss, gradient norm and weights are the same on 1 and 2 ranks, in one and many microbatches."""
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from r1.algorithms.advantage import ADVANTAGES
+from r1.algorithms.loss import LOSSES
 from tests import shell
 from tests.tiny import make_tiny
 
 pytestmark = pytest.mark.dist
+AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum")
+
+SPLIT: dict[str, dict[str, Any]] = {
+    "text": {"family": "qwen3"},
+    # Home ranks alternate by group: in the second minibatch no rank has a picture.
+    "vision": {"family": "qwen2_5_vl"},
+    # One rank has the picture and the other the text; the group with the picture has no reward.
+    "untrained_picture": {"family": "qwen2_5_vl", "failed": [0, 1, 2], "last_prompt": 0},
+    "full_kl": {"family": "qwen2_5_vl", "algorithm": {"kl_penalty": "full", "entropy_coef": 0.02}},
+    "kl_in_reward": {"family": "qwen2", "algorithm": {"kl_in": "reward", "kl_penalty": "k1"}},
+    "moving_reference": {"family": "qwen2", "algorithm": {"reference_update_steps": 1, "reference_polyak": 0.5}},
+    "bypass": {"family": "qwen2", "algorithm": {"old_logprobs": "rollout"}},
+    "sequence_truncate": {"family": "qwen2", "algorithm": {"correction": "sequence_truncate"}},
+    "masked": {"family": "qwen2", "algorithm": {"mask_truncated": True, "drop_tied_groups": True}},
+}
+SPLIT |= {
+    f"{loss}-{aggregation}": {"family": "qwen2", "algorithm": {"loss": loss, "aggregation": aggregation}}
+    for loss, aggregation in itertools.product(LOSSES, AGGREGATIONS)
+}
+SPLIT |= {f"advantage-{name}": {"family": "qwen2", "algorithm": {"advantage": name}} for name in ADVANTAGES}
+OTHER: dict[str, dict[str, Any]] = {
+    "no_rewards": {"family": "qwen2", "failed": list(range(12))},
+    "nan": {"family": "qwen2", "nan_rank": 1},
+}
 
 
-def run(folder: Path, name: str, *, ranks: int, max_tokens: int, **options: object) -> dict:
-    out = folder / f"{name}.pt"
-    words = json.dumps({"model": str(folder / "model"), "out": str(out), "max_tokens": max_tokens, **options})
-    done = shell.run(shell.torchrun("tests.dist.policy_step", words, ranks=ranks), shell.ROOT)
-    assert done.returncode == 0, done.stderr.split("torch.distributed.elastic")[0][-3000:]
-    return torch.load(out)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("policy")
+    models = {f: str(make_tiny(f, folder / f, tie=f == "qwen3")) for f in ("qwen2", "qwen3", "qwen2_5_vl")}
+    results = {}
+    for name, ranks, max_tokens in (("one", 1, 10_000), ("many", 1, 30), ("two", 2, 30)):
+        plan = {
+            "models": models,
+            "max_tokens": max_tokens,
+            "scenarios": SPLIT | (OTHER if ranks == 2 else {}),
+            "out": str(folder / f"{name}.pt"),
+        }
+        (folder / "plan.json").write_text(json.dumps(plan))
+        command = shell.torchrun("tests.dist.policy_step", str(folder / "plan.json"), ranks=ranks)
+        done = shell.run(command, shell.ROOT)
+        assert done.returncode == 0, done.stderr.split("torch.distributed.elastic")[0][-3000:]
+        results[name] = torch.load(Path(plan["out"]))
+    return results
 
 
-def assert_same(a: dict, b: dict, *, tolerance: float = 1e-5) -> None:
+@pytest.mark.parametrize("split", ["many", "two"])
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_split_leaves_the_steps_unchanged(name, split, runs):
+    a, b = runs["one"][name], runs[split][name]
+    assert a["metrics"][0]["microbatches"] == 2 < b["metrics"][0]["microbatches"] or split == "two"
     for one, two in zip(a["metrics"], b["metrics"], strict=True):
         for key in one.keys() - {"microbatches"}:
-            assert one[key] == pytest.approx(two[key], rel=tolerance, abs=1e-6), key
-    for name, weight in a["weights"].items():
-        torch.testing.assert_close(weight, b["weights"][name], rtol=0, atol=tolerance, msg=name)
+            assert one[key] == pytest.approx(two[key], rel=1e-5, abs=1e-6), key
+    for key, weight in a["weights"].items():
+        torch.testing.assert_close(weight, b["weights"][key], rtol=0, atol=1e-5, msg=key)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen2_5_vl"])
-def test_ranks_and_microbatches_leave_the_step_unchanged(family, tmp_path):
-    make_tiny(family, tmp_path / "model", tie=family == "qwen3")
-    one = run(tmp_path, "one", ranks=1, max_tokens=10_000)
-    assert one["metrics"][0]["microbatches"] == 2
-    many = run(tmp_path, "many", ranks=1, max_tokens=30)
-    assert many["metrics"][0]["microbatches"] > 2
-    assert_same(one, many)
-    # Home ranks alternate by group: in the second minibatch of the vision model no rank has a picture.
-    assert_same(one, run(tmp_path, "two", ranks=2, max_tokens=30))
-
-
-def test_a_rank_with_only_text_and_a_rank_without_trained_tokens(tmp_path):
-    make_tiny("qwen2_5_vl", tmp_path / "model")
-    # Groups 0 and 2: one rank samples the picture, the other the text; the whole group of the picture has no reward.
-    options = {"failed": [0, 1, 2], "last_prompt": 0}
-    one = run(tmp_path, "one", ranks=1, max_tokens=10_000, **options)
-    two = run(tmp_path, "two", ranks=2, max_tokens=10_000, **options)
-    assert_same(one, two)
-
-
-def test_a_minibatch_without_any_reward_changes_nothing_but_decay(tmp_path):
-    make_tiny("qwen2", tmp_path / "model")
-    result = run(tmp_path, "none", ranks=2, max_tokens=10_000, failed=list(range(12)))
+def test_a_minibatch_without_any_reward_changes_nothing_but_decay(runs):
+    result = runs["two"]["no_rewards"]
     assert result["metrics"][0]["loss/policy"] == 0
     assert result["metrics"][0]["policy/grad_norm"] == 0
     assert all(w.isfinite().all() for w in result["weights"].values())
 
 
-def test_nan_gradient_on_one_rank_skips_the_step_on_all(tmp_path):
-    make_tiny("qwen2", tmp_path / "model")
-    result = run(tmp_path, "nan", ranks=2, max_tokens=10_000, nan_rank=1)
+def test_N04_nan_gradient_on_one_rank_skips_the_step_on_all(runs):
+    result = runs["two"]["nan"]
     assert [m["policy/skipped_steps"] for m in result["metrics"]] == [1, 0]
     assert all(w.isfinite().all() for w in result["weights"].values())

@@ -147,7 +147,7 @@ def setup_set(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     config = DataConfig(min_pixels=3136, max_pixels=40000, max_prompt_length=200, num_workers=2)
     processor = make_processor("qwen2_5_vl")
     renderer = Renderer(config, processor.tokenizer, processor, image_dir=None)
-    return Setup(data=config, renderer=renderer, limit_images=2, unit="tokens")
+    return Setup(data=config, renderer=renderer, limit_images=2, limit_videos=0, unit="tokens")
 
 
 def write_planted(folder: Path) -> tuple[Path, list[tuple[str, Any]]]:

@@ -46,6 +46,8 @@ class Checked:
     sizes: list[tuple[int, int]] = field(default_factory=list)  # (width, height) of every image
     images: list[int] = field(default_factory=list)  # in each such row
     image_tokens: list[int] = field(default_factory=list)  # of every image
+    frames: list[int] = field(default_factory=list)  # taken of every video
+    video_tokens: list[int] = field(default_factory=list)  # of every video
     faults: list[tuple[int, RowError]] = field(default_factory=list)
     overlong: list[tuple[int, RowError]] = field(default_factory=list)  # would be filtered, or cut
     notes: list[tuple[int, RowError]] = field(default_factory=list)  # used as they are, but worth a look
@@ -64,6 +66,7 @@ class Setup:
     data: DataConfig
     renderer: Renderer
     limit_images: int
+    limit_videos: int
     unit: str
 
 
@@ -87,12 +90,14 @@ def check_set(title: str, sources: str | Sequence[str], setup: Setup, pool: Thre
 
 
 def _take(checked: Checked, i: int, measured: Measured | RowError, setup: Setup, seen: dict[int, int]) -> None:
-    fault = judge(measured, setup.data, setup.limit_images)
+    fault = judge(measured, setup.data, setup.limit_images, setup.limit_videos)
     if not isinstance(measured, RowError):
         checked.lengths.append(measured.length)
-        checked.sizes += measured.sizes
-        checked.images.append(len(measured.sizes))
-        checked.image_tokens += measured.image_tokens
+        checked.sizes += measured.sizes.images
+        checked.images.append(len(measured.sizes.images))
+        checked.image_tokens += measured.sizes.image_tokens
+        checked.frames += [len(footage.indices) for footage in measured.sizes.videos]
+        checked.video_tokens += measured.sizes.video_tokens
     if fault is not None:
         filtered = fault.kind == OVERLONG and setup.data.overlong_prompts == "filter"
         (checked.overlong if filtered else checked.faults).append((i, fault))
@@ -117,7 +122,7 @@ def _notes(
     elif isinstance(answer, list | dict):
         problem = f"has a {type(answer).__name__} as answer, which the reward function gets as it is"
         yield RowError("answer is not text or a number", problem, "check that your reward function takes it")
-    if not measured.sizes:
+    if not measured.sizes.images and not measured.sizes.videos:
         first = seen.setdefault(hash(measured.text), i)
         if first != i:
             yield RowError("prompt seen before", f"has the prompt of {rows.label(first)}", "drop one of them")
@@ -128,14 +133,15 @@ def make_setup(options: argparse.Namespace, overrides: list[str]) -> tuple[Setup
     if options.config is not None:
         config = load_config(options.config, overrides, quiet=True)
         data, model, limit = config.data, config.model, config.rollout.limit_images
+        limit_videos = config.rollout.limit_videos
         sets = [("training", data.train_files), *((f"validation {i}", v) for i, v in enumerate(data.val_files, 1))]
     else:
-        names = ("prompt_key", "answer_key", "image_key", "image_dir", "system_prompt", "format_prompt")
+        names = ("prompt_key", "answer_key", "image_key", "video_key", "image_dir", "system_prompt", "format_prompt")
         data = DataConfig(**{name: getattr(options, name) for name in names if getattr(options, name) is not None})
         length = options.max_prompt_length or NO_LIMIT
         data = replace(data, max_prompt_length=length, min_pixels=options.min_pixels, max_pixels=options.max_pixels)
         model = ModelConfig(path=options.model) if options.model else None
-        limit = options.limit_images or NO_LIMIT
+        limit, limit_videos = options.limit_images or NO_LIMIT, NO_LIMIT
         sets = [(str(file), str(file)) for file in options.files]
     unit = "tokens"
     if model is not None:
@@ -147,21 +153,24 @@ def make_setup(options: argparse.Namespace, overrides: list[str]) -> tuple[Setup
             raise ValueError("--max-prompt-length counts tokens; give --model too, whose tokenizer makes them")
     folder = Path(data.image_dir) if data.image_dir else None
     renderer = Renderer(data, tokenizer, processor, image_dir=folder)
-    return Setup(data=data, renderer=renderer, limit_images=limit, unit=unit), sets
+    return Setup(data=data, renderer=renderer, limit_images=limit, limit_videos=limit_videos, unit=unit), sets
 
 
 def parse_arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options, and the words that override the config's fields."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)  # fmt: skip
-    parser.add_argument("files", nargs="*", help="data sources, as data.train_files takes them")
+    if any(word.split("=")[0] == "--config" for word in words):  # all other words are the config's
+        parser.set_defaults(files=[])
+    else:
+        parser.add_argument("files", nargs="*", help="data sources, as data.train_files takes them")
     parser.add_argument("--config", help="a run's config; checks its training and validation sets")
     parser.add_argument("--html", help="also write a page, with thumbnails and every row number, to this file")
     parser.add_argument("--num-workers", type=int, default=max(4, os.cpu_count() or 1), help="threads that read images")
     group = parser.add_argument_group("with files instead of a config")
     group.add_argument("--model", help="folder or hub id whose tokenizer and chat template make the prompts")
     defaults = DataConfig()
-    for name in ("prompt_key", "answer_key", "image_key"):
+    for name in ("prompt_key", "answer_key", "image_key", "video_key"):
         group.add_argument(f"--{name.replace('_', '-')}", default=getattr(defaults, name), help="(%(default)s)")
     for name in ("image_dir", "system_prompt", "format_prompt"):
         group.add_argument(f"--{name.replace('_', '-')}", help=f"as data.{name}")
@@ -172,8 +181,8 @@ def parse_arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]
     options, overrides = parser.parse_known_args(words)
     if options.config is None and overrides:
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
-    if (options.config is None) == (not options.files):
-        parser.error("give either --config CONFIG or one or more files")
+    if options.config is None and not options.files:
+        parser.error("give --config CONFIG, or one or more files")
     return options, overrides
 
 

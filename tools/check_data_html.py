@@ -98,7 +98,7 @@ def _thumbnails(checked: "Checked") -> Iterator[str]:
     for i in good[:: max(1, len(good) // (4 * THUMBNAILS))]:
         renderer = checked.renderers[rows.folder(i)]
         row: dict[str, Any] = rows[i]
-        for value in renderer.image_values(row):
+        for value in renderer.media(row)[0]:
             image = load_image(value, renderer.image_dir)
             size = f"{image.width} x {image.height}"
             image.thumbnail((SIDE, SIDE))

@@ -95,6 +95,13 @@ def statistics(checked: "Checked") -> list[str]:
             f"  tokens  {quantiles(checked.image_tokens)}",
             *histogram([w * h / 1e6 for w, h in checked.sizes], unit="Mpixel"),
         ]
+    if checked.frames:
+        lines += [
+            "",
+            f"Videos: {len(checked.frames)}",
+            f"  frames  {quantiles(checked.frames)}",
+            f"  tokens  {quantiles(checked.video_tokens)}",
+        ]
     return lines
 
 

@@ -118,7 +118,11 @@ def smart_resize(width: int, height: int, *, factor: int, min_pixels: int, max_p
 
 def resize_image(image: Image.Image, *, factor: int, min_pixels: int, max_pixels: int) -> Image.Image:
     """Resize an image to smart_resize's size, bicubic as the Qwen-VL processors do."""
-    size = smart_resize(*image.size, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    return resized(image, smart_resize(*image.size, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels))
+
+
+def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The image at a size, bicubic as the Qwen-VL processors do."""
     return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
 
 

@@ -15,7 +15,7 @@ from r1.config import DataConfig
 from r1.data.faults import RowError
 from r1.data.mixture import Mixture, check_columns, permutation, weighted_order
 from r1.data.prompt import Renderer
-from r1.data.scan import TOO_MANY, Scan, renderers_by_folder, scan_rows, summary
+from r1.data.scan import Scan, renderers_by_folder, scan_rows, summary
 from r1.data.sources import as_sources
 from r1.types import Prompt
 
@@ -29,7 +29,14 @@ class Loader:
     """The rows of one data set, or of several mixed, that can be used, in order, and the prompts made from them."""
 
     def __init__(
-        self, source: str | Sequence[str], config: DataConfig, renderer: Renderer, *, shuffle: bool, limit_images: int
+        self,
+        source: str | Sequence[str],
+        config: DataConfig,
+        renderer: Renderer,
+        *,
+        shuffle: bool,
+        limit_images: int,
+        limit_videos: int = 0,
     ) -> None:
         """Read the rows and check each: its columns, tags, images and length in tokens; collective over ranks.
 
@@ -37,7 +44,7 @@ class Loader:
             source: one or several, see load_rows.
             renderer: relative image paths start from its folder where data.image_dir is set, else from the source's.
             shuffle: a new order each epoch; False: the file's order.
-            limit_images: most images in one row that the engine takes.
+            limit_images: most images in one row that the engine takes; limit_videos: most videos.
 
         Raises:
             ValueError: a missing column, a row that cannot be used (unless data.on_bad_row is skip), nothing left.
@@ -57,13 +64,19 @@ class Loader:
         self.name = self.rows.name
         self._renderers = renderers_by_folder(self.rows, renderer, config)
         with tqdm(total=len(self.rows), desc=f"check {self.name}", unit="row", delay=1, disable=not _speaks()) as bar:
-            pool = self._pool if renderer.image_processor is not None else None
+            pool = self._pool if renderer.vision is not None else None
             scan = scan_rows(
-                self.rows, self._renderers, config, pool, limit_images=limit_images, progress=lambda n: bar.update(n)
+                self.rows,
+                self._renderers,
+                config,
+                pool,
+                limit_images=limit_images,
+                limit_videos=limit_videos,
+                progress=lambda n: bar.update(n),
             )
         self.kept = scan.kept  # positions in the mixture of the rows that are used
         self.dropped, self.skipped = len(scan.overlong), len(scan.faults)
-        self._report(scan, limit_images)
+        self._report(scan)
         self._groups = self._rows_by_source() if self.rows.weights else []
 
     @property
@@ -189,14 +202,14 @@ class Loader:
                 raise ValueError(f"no row of {source.name} can be used, so it cannot have a share; take it out")
         return groups
 
-    def _report(self, scan: Scan, limit_images: int) -> None:
+    def _report(self, scan: Scan) -> None:
         """Say what is left out, or raise ValueError if that may not be."""
         config, total = self.config, len(self.rows)
         if scan.faults and (config.on_bad_row == "error" or not scan.kept):
             i, fault = scan.faults[0]
             more = f" ({len(scan.faults)} such rows in all)" if len(scan.faults) > 1 else ""
-            if fault.kind == TOO_MANY:
-                fault.fix = f"the most in any row is {scan.most_images}: set it to that"
+            if fault.kind in scan.most:
+                fault.fix = f"the most in any row is {scan.most[fault.kind]}: set it to that"
             skip = "" if config.on_bad_row == "skip" else "; data.on_bad_row=skip trains without it"
             raise ValueError(f"{self.rows.label(i)} {fault}{more}{skip}")
         if not self.kept:
@@ -223,4 +236,6 @@ def _speaks() -> bool:
 
 def _num_bytes(prompt: Prompt) -> int:
     pixels = prompt.pixel_values.nbytes if prompt.pixel_values is not None else 0
+    if prompt.pixel_values_videos is not None:
+        pixels += prompt.pixel_values_videos.nbytes + sum(frames.nbytes for frames, _ in prompt.videos)
     return pixels + sum(3 * image.width * image.height for image in prompt.images)

@@ -1,24 +1,24 @@
-"""A row -> a Prompt: chat text, token ids as the model sees them, resized images and their pixel values."""
+"""A row -> a Prompt: chat text, token ids as the model sees them, resized images and videos and their pixel values."""
 
 import copy
 import math
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from PIL.Image import Image
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from r1.config import DataConfig
-from r1.data.chat import ChatFormat, RowError, count_of
-from r1.data.faults import ImageError
-from r1.data.images import image_size, list_images, load_image, resize_image, smart_resize
+from r1.data.chat import ChatFormat, count_of
+from r1.data.faults import RowError
+from r1.data.images import list_images
 from r1.data.messages import Message
+from r1.data.videos import list_videos
+from r1.data.vision import Sizes, Vision
 from r1.types import Prompt
 
 
@@ -27,10 +27,9 @@ class Measured:
     """What is known of a row without making its pixels."""
 
     text: str  # the rendered chat text
-    sizes: list[tuple[int, int]]  # (width, height) of each image before it is resized
-    image_tokens: list[int]  # of each image
-    length: int = 0  # tokens of the prompt, image tokens counted
-    uncut: int = 0  # of these, tokens that truncation leaves: images and what brackets them
+    sizes: Sizes = field(default_factory=Sizes)  # of its images and videos
+    length: int = 0  # tokens of the prompt, those of images and videos counted
+    uncut: int = 0  # of these, tokens that truncation leaves: images, videos and what brackets them
 
 
 class Renderer:
@@ -52,7 +51,7 @@ class Renderer:
 
         Args:
             processor: the model's processor (Qwen2-VL, Qwen2.5-VL or Qwen3-VL); None for a text model.
-            image_dir: folder that relative image paths start from.
+            image_dir: folder that relative paths of images and videos start from.
 
         Raises:
             ValueError: a template that is missing or broken, or pixel bounds that no image size meets.
@@ -61,21 +60,9 @@ class Renderer:
         self.tokenizer = tokenizer
         self.image_dir = image_dir
         self.chat = ChatFormat(config, tokenizer, processor)
+        self.vision = None if processor is None else Vision(processor, config)
         # A fast tokenizer refuses ("Already borrowed") a second thread while it sets its own options.
         self._tokenizer_lock = threading.Lock()
-        self.image_processor: Any = None
-        self.image_token_id = self.video_token_id = -1
-        self.vision_ids: frozenset[int] = frozenset()  # of tokens that stand for pixels or bracket them
-        if processor is not None:
-            qwen_processor: Any = processor  # its base class does not declare these
-            self.image_processor = qwen_processor.image_processor
-            self.image_token_id = qwen_processor.image_token_id
-            self.video_token_id = qwen_processor.video_token_id
-            factor = self.image_processor.patch_size * self.image_processor.merge_size
-            bounds = (qwen_processor.tokenizer.convert_tokens_to_ids(t) for t in ("<|vision_start|>", "<|vision_end|>"))
-            self.vision_ids = frozenset({self.image_token_id, self.video_token_id, *bounds})
-            self.bounds = {"factor": factor, "min_pixels": config.min_pixels, "max_pixels": config.max_pixels}
-            smart_resize(factor, factor, **self.bounds)
 
     @property
     def mm_processor_kwargs(self) -> dict[str, Any]:
@@ -83,7 +70,7 @@ class Renderer:
 
         Both edges are given: vLLM and transformers take "size" as a whole. Empty for a text model.
         """
-        if self.image_processor is None:
+        if self.vision is None:
             return {}
         return {"size": {"shortest_edge": self.config.min_pixels, "longest_edge": self.config.max_pixels}}
 
@@ -94,13 +81,13 @@ class Renderer:
         return other
 
     def render(self, row: dict[str, Any]) -> str:
-        """The row's chat text, one image placeholder of the model per image.
+        """The row's chat text, one placeholder of the model per image and video.
 
         Raises:
-            RowError: no prompt, or its <image> tags do not match the images.
+            RowError: no prompt, or its tags do not match the images and videos.
         """
-        messages = self.chat.messages(row)
-        return self.chat.render(messages, {"image": len(self._image_values(row, messages))})
+        text, _, _ = self._render(row)
+        return text
 
     def length(self, row: dict[str, Any]) -> int:
         """Tokens of the row's prompt, image tokens counted; reads no more of an image than its header.
@@ -128,7 +115,7 @@ class Renderer:
         return [m if isinstance(m, RowError) else self._with_length(m, next(all_ids)) for m in found]
 
     def build(self, index: int, row: dict[str, Any]) -> Prompt:
-        """Make the prompt: text, ids, resized images and their pixel values.
+        """Make the prompt: text, ids, resized images and videos and their pixel values.
 
         Args:
             index: the row's position in its data set, for Prompt.row and for messages.
@@ -136,120 +123,112 @@ class Renderer:
         Raises:
             RowError: 'row 17 has …': tags and images do not match, an image cannot be read, an unusable prompt.
         """
+        config = self.config
         try:
-            messages = self.chat.messages(row)
-            values = self._image_values(row, messages)
-            text = self.chat.render(messages, {"image": len(values)})
-            [sampler_ids] = self._tokenize([text])
-            self._check_ids(sampler_ids, len(values))
-            images = [self._load(value) for value in values]
+            text, images, videos = self._render(row)
+            [ids] = self._tokenize([text])
+            self._check_ids(ids, len(images), len(videos))
+            prompt = Prompt(
+                row=index,
+                text=text,
+                prompt_ids=list(ids),
+                sampler_ids=ids,
+                ground_truth=_ground_truth(row.get(config.answer_key)),
+                fields={
+                    k: v for k, v in row.items() if k not in (config.answer_key, config.image_key, config.video_key)
+                },
+            )
+            if self.vision is not None:
+                self.vision.add_pixels(prompt, images, videos, self.image_dir)
         except RowError as error:
             raise error.of(f"row {index}") from error
-        prompt = Prompt(
-            row=index,
-            text=text,
-            prompt_ids=list(sampler_ids),
-            sampler_ids=sampler_ids,
-            images=images,
-            ground_truth=_ground_truth(row.get(self.config.answer_key)),
-            fields={k: v for k, v in row.items() if k not in (self.config.answer_key, self.config.image_key)},
-        )
-        counts: list[int] = []
-        if images:
-            # do_resize=False: the one resize has been done.
-            pixels = self.image_processor(images=images, do_resize=False, return_tensors="pt")
-            prompt.pixel_values, grid = pixels["pixel_values"].float(), pixels["image_grid_thw"]
-            prompt.image_grid_thw = grid
-            counts = (grid.prod(dim=1) // self.image_processor.merge_size**2).tolist()
-        excess = len(sampler_ids) - len(images) + sum(counts) - self.config.max_prompt_length
-        if excess > 0 and self.config.overlong_prompts == "truncate_left":
-            prompt.sampler_ids = _cut_left(sampler_ids, excess, keep=self.vision_ids)
+        self._expand(prompt)
+        excess = len(prompt.prompt_ids) - config.max_prompt_length
+        if excess > 0 and config.overlong_prompts == "truncate_left":
+            prompt.sampler_ids = _cut_left(ids, excess, keep=frozenset() if self.vision is None else self.vision.ids)
             [prompt.text] = self.tokenizer.batch_decode([prompt.sampler_ids])
-        prompt.prompt_ids = _expand(prompt.sampler_ids, self.image_token_id, counts)
+            self._expand(prompt)
         return prompt
 
-    def image_values(self, row: dict[str, Any]) -> list[Any]:
-        """The row's images as they stand in the data, in any form that load_image reads; [] where it has none.
+    def media(self, row: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+        """The row's images and videos as they stand in the data; empty lists where it has none.
 
         Raises:
             RowError: no prompt, which may hold images of its own.
         """
-        return self._image_values(row, self.chat.messages(row))
+        return self._media(row, self.chat.messages(row))
 
-    def _image_values(self, row: dict[str, Any], messages: Sequence[Message]) -> list[Any]:
-        column = list_images(row.get(self.config.image_key))
-        inline = [value for message in messages for name, value in message.inline if name == "image"]
-        if column and inline:
-            raise RowError(
-                "images in two places",
-                f"has images in its messages and in column {self.config.image_key!r}",
-                "leave them in one place, or set data.image_key to a name that is no column",
-            )
-        return column or inline
+    def _expand(self, prompt: Prompt) -> None:
+        if self.vision is not None:
+            with self._tokenizer_lock:  # time stamps of videos are tokenized
+                prompt.prompt_ids = self.vision.expand(prompt.sampler_ids, prompt)
+        else:
+            prompt.prompt_ids = list(prompt.sampler_ids)
+
+    def _render(self, row: dict[str, Any]) -> tuple[str, list[Any], list[Any]]:
+        messages = self.chat.messages(row)
+        images, videos = self._media(row, messages)
+        return self.chat.render(messages, {"image": len(images), "video": len(videos)}), images, videos
+
+    def _media(self, row: dict[str, Any], messages: Sequence[Message]) -> tuple[list[Any], list[Any]]:
+        found = []
+        for name, key, listed in (
+            ("image", self.config.image_key, list_images),
+            ("video", self.config.video_key, list_videos),
+        ):
+            column = listed(row.get(key))
+            inline = [value for message in messages for kind, value in message.inline if kind == name]
+            if column and inline:
+                raise RowError(
+                    f"{name}s in two places",
+                    f"has {name}s in its messages and in column {key!r}",
+                    f"leave them in one place, or set data.{name}_key to a name that is no column",
+                )
+            found.append(column or inline)
+        return found[0], found[1]
 
     def _measure(self, row: dict[str, Any], *, decode: bool) -> Measured | RowError:
         """All but the length."""
         try:
-            messages = self.chat.messages(row)
-            values = self._image_values(row, messages)
-            text = self.chat.render(messages, {"image": len(values)})
-            sizes = [self._size(value, decode=decode) for value in values]
+            text, images, videos = self._render(row)
+            if self.vision is None:
+                return Measured(text=text)
+            return Measured(text=text, sizes=self.vision.measure(images, videos, self.image_dir, decode=decode))
         except RowError as error:
             return error
-        return Measured(text=text, sizes=sizes, image_tokens=[self._image_tokens(size) for size in sizes])
 
     def _with_length(self, measured: Measured, ids: Sequence[int]) -> Measured | RowError:
+        sizes = measured.sizes
         try:
-            self._check_ids(ids, len(measured.sizes))
+            self._check_ids(ids, len(sizes.images), len(sizes.videos))
         except RowError as error:
             return error
-        others = len(ids) - len(measured.sizes)
-        measured.length = others + sum(measured.image_tokens)
-        measured.uncut = sum(measured.image_tokens)
-        if measured.sizes:
-            measured.uncut += sum(i in self.vision_ids for i in ids) - len(measured.sizes)
+        placeholders, pixels = len(sizes.images) + len(sizes.videos), sum(sizes.image_tokens) + sum(sizes.video_tokens)
+        measured.length = len(ids) - placeholders + pixels
+        if self.vision is not None and placeholders:
+            measured.uncut = pixels + sum(i in self.vision.ids for i in ids) - placeholders
         return measured
 
-    def _check_ids(self, ids: Sequence[int], num_images: int) -> None:
+    def _check_ids(self, ids: Sequence[int], num_images: int, num_videos: int) -> None:
         """Refuse a text that spells the model's own image or video token: it would stand for pixels."""
-        if self.image_processor is None:
+        if self.vision is None:
             return
-        for token_id, expected in ((self.image_token_id, num_images), (self.video_token_id, 0)):
+        for token_id, expected, name in (
+            (self.vision.image_token_id, num_images, "image"),
+            (self.vision.video_token_id, num_videos, "video"),
+        ):
             if (found := list(ids).count(token_id)) != expected:
                 token = self.tokenizer.convert_ids_to_tokens(token_id)
                 raise RowError(
                     "prompt spells a vision token",
-                    f"has {found} {token} tokens for {count_of(num_images, 'image')}",
-                    f"take {token} out of the prompt's text, and check that the chat template writes one per image",
+                    f"has {found} {token} tokens for {count_of(expected, name)}",
+                    f"take {token} out of the prompt's text, and check that the chat template writes one per {name}",
                 )
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         with self._tokenizer_lock:
             encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
         return encoded["input_ids"]
-
-    def _size(self, value: Any, *, decode: bool) -> tuple[int, int]:
-        """(width, height) of an image before it is resized."""
-        with _image_errors():
-            size = load_image(value, self.image_dir).size if decode else image_size(value, self.image_dir)
-            smart_resize(*size, **self.bounds)
-        return size
-
-    def _image_tokens(self, size: tuple[int, int]) -> int:
-        width, height = smart_resize(*size, **self.bounds)
-        return width * height // self.bounds["factor"] ** 2
-
-    def _load(self, value: Any) -> Image:
-        with _image_errors():
-            return resize_image(load_image(value, self.image_dir), **self.bounds)
-
-
-@contextmanager
-def _image_errors() -> Iterator[None]:
-    try:
-        yield
-    except ImageError as error:
-        raise RowError(error.kind, f"has an image that cannot be used: {error.problem}", error.fix) from error
 
 
 def _cut_left(ids: Sequence[int], excess: int, *, keep: frozenset[int]) -> list[int]:
@@ -261,15 +240,6 @@ def _cut_left(ids: Sequence[int], excess: int, *, keep: frozenset[int]) -> list[
         else:
             cut.append(i)
     return cut
-
-
-def _expand(ids: Sequence[int], token_id: int, counts: Iterable[int]) -> list[int]:
-    """Repeat the k-th occurrence of token_id counts[k] times."""
-    remaining = iter(counts)
-    expanded: list[int] = []
-    for i in ids:
-        expanded += [i] * next(remaining) if i == token_id else [i]
-    return expanded
 
 
 def _ground_truth(answer: Any) -> Any:

@@ -9,14 +9,16 @@ from pathlib import Path
 import torch.distributed as dist
 
 from r1.config import DataConfig
+from r1.data.chat import count_of
 from r1.data.faults import RowError
 from r1.data.mixture import Mixture
 from r1.data.prompt import Measured, Renderer
+from r1.data.vision import Sizes
 from r1.parallel import gather_objects
 
 CHUNK = 1000  # rows per call of the tokenizer
 OVERLONG = "prompt too long"
-TOO_MANY = "too many images"
+TOO_MANY = {"image": "too many images", "video": "too many videos"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,7 +28,7 @@ class Scan:
     kept: list[int] = field(default_factory=list)
     overlong: list[int] = field(default_factory=list)  # left out as too long
     faults: list[tuple[int, RowError]] = field(default_factory=list)
-    most_images: int = 0  # in any row that could be read
+    most: dict[str, int] = field(default_factory=dict)  # in any one row, by the kind of fault
 
 
 def renderers_by_folder(rows: Mixture, renderer: Renderer, config: DataConfig) -> dict[Path | None, Renderer]:
@@ -59,13 +61,15 @@ def measure_rows(
     yield from ((i, found[i]) for i in indices)
 
 
-def judge(measured: Measured | RowError, config: DataConfig, limit_images: int) -> RowError | None:
+def judge(measured: Measured | RowError, config: DataConfig, limit_images: int, limit_videos: int) -> RowError | None:
     """Why a row cannot be used; None: it can. A prompt that is merely too long has the kind OVERLONG."""
     if isinstance(measured, RowError):
         return measured
-    if len(measured.sizes) > limit_images:
-        problem = f"has {len(measured.sizes)} images, above rollout.limit_images={limit_images}"
-        return RowError(TOO_MANY, problem, "raise it to the most that a row has")
+    counts = {"image": len(measured.sizes.images), "video": len(measured.sizes.videos)}
+    for name, limit in (("image", limit_images), ("video", limit_videos)):
+        if counts[name] > limit:
+            problem = f"has {count_of(counts[name], name)}, above rollout.limit_{name}s={limit}"
+            return RowError(TOO_MANY[name], problem, "raise it to the most that a row has")
     if measured.length <= config.max_prompt_length:
         return None
     problem = f"needs {measured.length} prompt tokens, above data.max_prompt_length={config.max_prompt_length}"
@@ -84,6 +88,7 @@ def scan_rows(
     pool: Executor | None,
     *,
     limit_images: int,
+    limit_videos: int,
     progress: Callable[[int], object],
 ) -> Scan:
     """Check all rows; collective where there is a process group, whose ranks share the work.
@@ -95,18 +100,20 @@ def scan_rows(
         progress: called with the number of rows just checked.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    outcomes: list[tuple[int, int, RowError | None]] = []  # (position, images, fault)
+    outcomes: list[tuple[int, tuple[int, int], RowError | None]] = []  # (position, (images, videos), fault)
     chunks = range(0, len(rows), min(CHUNK, -(-len(rows) // world_size)))
     for start in chunks[rank::world_size]:
         indices = range(start, min(start + chunks.step, len(rows)))
         for i, measured in measure_rows(rows, renderers, indices, pool, decode=config.check_images):
-            images = 0 if isinstance(measured, RowError) else len(measured.sizes)
-            outcomes.append((i, images, judge(measured, config, limit_images)))
+            sizes = Sizes() if isinstance(measured, RowError) else measured.sizes
+            counts = (len(sizes.images), len(sizes.videos))
+            outcomes.append((i, counts, judge(measured, config, limit_images, limit_videos)))
         progress(len(indices) * world_size)
     scan = Scan()
     gathered = gather_objects(outcomes) if dist.is_initialized() else [outcomes]
-    for i, images, fault in sorted((x for part in gathered for x in part), key=lambda x: x[0]):
-        scan.most_images = max(scan.most_images, images)
+    for i, counts, fault in sorted((x for part in gathered for x in part), key=lambda x: x[0]):
+        for name, count in zip(TOO_MANY, counts, strict=True):
+            scan.most[TOO_MANY[name]] = max(scan.most.get(TOO_MANY[name], 0), count)
         if fault is None:
             scan.kept.append(i)
         elif fault.kind == OVERLONG and config.overlong_prompts == "filter":

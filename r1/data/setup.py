@@ -25,7 +25,8 @@ def load_data(
     renderer = Renderer(config.data, tokenizer, processor, image_dir=folder)
 
     def loader(source: str | Sequence[str], *, shuffle: bool) -> Loader:
-        return Loader(source, config.data, renderer, shuffle=shuffle, limit_images=config.rollout.limit_images)
+        limits = {"limit_images": config.rollout.limit_images, "limit_videos": config.rollout.limit_videos}
+        return Loader(source, config.data, renderer, shuffle=shuffle, **limits)
 
     train = loader(config.data.train_files, shuffle=config.data.shuffle)
     val_sets = [loader(source, shuffle=False) for source in config.data.val_files]

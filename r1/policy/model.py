@@ -149,6 +149,8 @@ def load_model(
     model = _build(config, hf_config, dtype, weights=False)
     _set_attention(model, backend)
     if value_head:
+        if full is not None:
+            del full.lm_head
         with torch.device("meta"):
             model.lm_head = nn.Linear(model.lm_head.in_features, 1, bias=False, dtype=dtype)
     model.forward = types.MethodType(_value_forward if value_head else _packed_forward, model)

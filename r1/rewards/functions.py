@@ -235,14 +235,11 @@ class Caller:
         for function in self.functions:
             blank = {"response": "", "response_length": 0, "ground_truth": "0", "prompt": "", "truncated": False}
             with Captured() as captured:
-                returned = function.fn([blank]) if function.reward_type == "batch" else [function.fn(blank)]
-                if function.is_async:
-                    returned = self.loop.run_until_complete(
-                        returned if function.reward_type == "batch" else returned[0]
-                    )
-                    returned = returned if function.reward_type == "batch" else [returned]
+                returned = function.fn([blank] if function.reward_type == "batch" else blank)
+                returned = self.loop.run_until_complete(returned) if inspect.isawaitable(returned) else returned
             if captured.error is not None:
                 continue
+            returned = [returned] if function.reward_type == "sequential" else returned
             if not isinstance(returned, (list, tuple)) or len(returned) != 1:
                 return (
                     f"TypeError: a batch reward function returns one dict per response in a list, got {returned!r:.80}"

@@ -31,8 +31,8 @@ TOKEN = re.compile(
     r"(?P<operator>\*\*|<=|>=|!=|\S)"
 )
 
-Node = tuple[Any, ...]
-"""(kind, operands...): num value digits places; sym name; const pi|e|i|inf; neg a; add, mul, div, pow a b;
+Node = Any
+"""A tuple (kind, operands...): num value digits places; sym name; const pi|e|i|inf; neg a; add, mul, div, pow a b;
 fn name arguments; seq opening closing items; set, list items; matrix rows; rel operators operands; union parts;
 minus whole part."""
 

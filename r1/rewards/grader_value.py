@@ -35,7 +35,7 @@ class Evaluator:
     def __call__(self, node: Node) -> Value:
         try:
             value = self.evaluate(node)
-        except (ArithmeticError, ValueError, TypeError, mpmath.libmp.NoConvergence) as error:
+        except (ArithmeticError, ValueError, TypeError) as error:
             raise Undefined(str(error)) from error
         if not isinstance(value, Fraction) and not self.mp.isfinite(value):
             raise Undefined("infinite")
@@ -177,7 +177,10 @@ class Evaluator:
 
 
 def _context(digits: int) -> Any:
-    contexts = _contexts.__dict__
+    """This thread's mpmath context of so many digits; one takes a millisecond to make."""
+    contexts: dict[int, Any] | None = getattr(_contexts, "by_digits", None)
+    if contexts is None:
+        contexts = _contexts.by_digits = {}
     if digits not in contexts:
         contexts[digits] = mpmath.mp.clone()
         contexts[digits].dps = digits

@@ -1,33 +1,38 @@
 """Reward for an answer in \\boxed{}: 0.9 when it is right, 0.1 when thinking between <think> tags came first."""
 
-import re
+from collections.abc import Sequence
 from typing import Any
 
-from r1.rewards.grader import is_correct
-from r1.rewards.grader_text import extract_boxed
+from r1.rewards.format import boxed_form, with_opened_think
+from r1.rewards.grader import extract_answer, is_correct, is_gradable
 
 REWARD_NAME = "math"
 REWARD_TYPE = "batch"
 
 
-def with_opened_think(response: str, prompt: str) -> str:
-    """The response with `<think>` in front where the chat template already wrote it at the prompt's end."""
-    return f"<think>{response}" if re.search(r"<think>\s*\Z", prompt) else response
+def compute_score(
+    reward_inputs: list[dict[str, Any]], format_weight: float = 0.1, forms: Sequence[str] = ("boxed",)
+) -> list[dict[str, float]]:
+    """overall = (1 - format_weight) * accuracy + format_weight * format, each 0 or 1.
 
+    Args:
+        forms: where the answer may stand, in this order: boxed, tag (<answer>...</answer>), hashes (#### 42),
+            line (Answer: 42). format asks for a box, whatever they are.
 
-def format_reward(response: str) -> float:
-    """1 for thinking between tags and a complete box after it."""
-    # Some models put spaces around the brackets of their tags.
-    match = re.fullmatch(r"\s*<\s*think\s*>.*?<\s*/\s*think\s*>(.*)", response, re.DOTALL)
-    return 1.0 if match and extract_boxed(match[1]) is not None else 0.0
-
-
-def compute_score(reward_inputs: list[dict[str, Any]], format_weight: float = 0.1) -> list[dict[str, float]]:
-    """overall = (1 - format_weight) * accuracy + format_weight * format, each 0 or 1."""
+    Returns:
+        Also gold_unparsable, 1 where no answer can match the gold answer.
+    """
     rewards = []
     for one in reward_inputs:
-        accuracy = float(is_correct(extract_boxed(one["response"]), one["ground_truth"]))
-        format_ = format_reward(with_opened_think(one["response"], one.get("prompt", "")))
-        overall = (1 - format_weight) * accuracy + format_weight * format_
-        rewards.append({"overall": overall, "format": format_, "accuracy": accuracy})
+        gold = one["ground_truth"]
+        accuracy = float(is_correct(extract_answer(one["response"], tuple(forms)), gold))
+        format_ = float(boxed_form(with_opened_think(one["response"], one.get("prompt", ""))))
+        rewards.append(
+            {
+                "overall": (1 - format_weight) * accuracy + format_weight * format_,
+                "format": format_,
+                "accuracy": accuracy,
+                "gold_unparsable": float(not is_gradable(gold)),
+            }
+        )
     return rewards

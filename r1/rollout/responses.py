@@ -30,7 +30,10 @@ def decode_responses(
 
 
 def reward_inputs(rollouts: Sequence[Rollout], prompts: Sequence[Prompt], first_group: int) -> list[dict[str, Any]]:
-    """What the reward function gets for each rollout: the row's other columns, and the six fixed keys over them."""
+    """What the reward function gets for each rollout: the row's other columns, and the fixed keys over them.
+
+    Sizes are (width, height) in pixels: image_sizes of the files, model_image_sizes of what the model sees.
+    """
     inputs = []
     for rollout in rollouts:
         prompt = prompts[rollout.group - first_group]
@@ -45,6 +48,8 @@ def reward_inputs(rollouts: Sequence[Rollout], prompts: Sequence[Prompt], first_
                 "truncated": rollout.truncated,
             }
         )
+        if prompt.images:  # image_sizes is among the fields
+            inputs[-1]["model_image_sizes"] = [image.size for image in prompt.images]
     return inputs
 
 
