@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LAUNCH := VENV="$(abspath $(VENV))" launch/single_node.sh
 FAST := not engine and not dist and not gpu and not slow
 
-.PHONY: help setup demo demo-text test check bench train-3b train-7b train-7b-bf16 train-32b-bf16
+.PHONY: help setup demo demo-text test test-slow check bench train-3b train-7b train-7b-bf16 train-32b-bf16
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -56,6 +56,9 @@ demo-text: $(STAMP) ## SmolLM2-135M-Instruct learns arithmetic (a GPU, or a pati
 	NPROC_PER_NODE=$(RANKS) $(LAUNCH) --config configs/demo_text.py $(ARGS)
 
 test: $(STAMP) ## every test that needs no GPU, vLLM engines and several ranks included
+	$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)
+
+test-slow: $(STAMP) ## everything that needs no GPU, fifty kills and 200 steps of memory included (an hour on two cores)
 	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
 
 check: $(STAMP) ## lint, format, types and the fast tests

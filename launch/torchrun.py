@@ -23,6 +23,8 @@ def launch(words: list[str]) -> int:
     # Slurm signals every process of a step. The ranks set their own handler; torchrun would die of this one.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.environ.setdefault("R1_STARTED_AT", str(time.time()))
+    # Else ranks that are started again meet the addresses of the dead ones in the store (torch 2.13).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     with tempfile.TemporaryDirectory() as folder:
         stop_file = Path(folder) / "stopped"
         os.environ["R1_STOP_FILE"] = str(stop_file)

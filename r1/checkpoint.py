@@ -170,7 +170,8 @@ class Checkpoints:
             return None
         complete = complete_checkpoints(self.folder)
         # A path that was asked for is not replaced by another.
-        choices = complete if path in complete[-1:] else [path]
+        asked = Path(self.config.checkpoint.load_path or ".").absolute() == path.absolute()
+        choices = complete if path in complete[-1:] and not asked else [path]
         for choice in reversed(choices):
             try:
                 return self.load(choice, policy, critic=critic, reference=reference)

@@ -75,11 +75,12 @@ class ModelSize:
     @staticmethod
     def of(model: PreTrainedModel) -> "ModelSize":
         sums = {"text": 0.0, "head": 0.0, "patch": 0.0, "merged": 0.0}
+        tied = not any("lm_head" in name for name, _ in model.named_parameters())
         for name, parameter in model.named_parameters():
             flops = (6 if parameter.requires_grad else 2) * parameter.numel()
             if "embed_tokens" in name:
                 # Tied models list the head under this name alone.
-                sums["head"] += flops if model.config.get_text_config().tie_word_embeddings else 0
+                sums["head"] += flops if tied else 0
             elif "lm_head" in name:
                 sums["head"] += flops
             elif "visual." in name:

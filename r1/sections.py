@@ -148,6 +148,7 @@ class RolloutConfig:
         require(self.val.temperature >= 0, f"rollout.val.temperature must be >= 0, got {self.val.temperature}")
         share, tp = self.gpu_memory_utilization, self.tensor_parallel_size
         require(0 < share < 1, f"rollout.gpu_memory_utilization must be in (0, 1), got {share}")
+        require(self.limit_videos == 0 or self.engine == "vllm", "rollout.limit_videos needs rollout.engine = 'vllm'")
         require(tp >= 1, f"rollout.tensor_parallel_size must be at least 1, got {tp}")
 
 

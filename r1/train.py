@@ -214,8 +214,9 @@ def prepare(words: list[str]) -> Config | None:
     config.check_world_size(world_size, local_world_size)
     check_files(config)
     check_installed(config.trainer.loggers)
-    for line in check_resume(config) if rank == 0 else []:
-        _log.warning("%s", line)
+    for line in check_resume(config):
+        if rank == 0:
+            _log.warning("%s", line)
     return config
 
 

@@ -273,17 +273,17 @@ def test_the_next_steps_prompts_are_made_ahead(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(loader.renderer), "build", lambda self, index, row: counted(index, row))
     first = loader.prepare(loader.rows_at(1))
-    loader.prefetch(2, slice(0, 4))
+    loader.prefetch(2, slice(0, 4), keep=loader.rows_at(1))
     wait([*loader._ahead.values()])
     assert sorted(built) == sorted(loader.rows_at(1) + loader.rows_at(2))
     loader.prepare(loader.rows_at(2))
     assert [a is b for a, b in zip(first, loader.prepare(loader.rows_at(1)), strict=True)] == [True] * 4
     assert len(built) == 8  # nothing is made twice
-    loader.prefetch(3, slice(0, 2))  # this rank's half; step 1 is forgotten
+    loader.prefetch(3, slice(0, 2), keep=loader.rows_at(2))  # this rank's half; step 1 is forgotten
     wait([*loader._ahead.values()])
     assert set(loader._cache) == set(loader.rows_at(2)) | set(loader.rows_at(3)[:2])
     monkeypatch.setattr("r1.data.loader.CACHE_BYTES", 1)  # no room: made when they are asked for
-    loader.prefetch(3, slice(0, 4))
+    loader.prefetch(3, slice(0, 4), keep=loader.rows_at(2))
     wait([*loader._ahead.values()])
     assert len(built) == 10 and [p.row for p in loader.prepare(loader.rows_at(3))] == loader.rows_at(3)
 
@@ -323,9 +323,9 @@ def test_a_hundred_thousand_text_rows_are_checked_within_a_minute(tmp_path):
     rows = [
         {"problem": f"What is {i} plus {i}? " + "Reason step by step. " * 5, "answer": 2 * i} for i in range(100_000)
     ]
-    start = time.monotonic()
+    start = time.process_time()  # of this process, which the machine's other work does not slow
     assert make_loader(tmp_path, rows, max_prompt_length=1024).num_rows == 100_000
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
 
 
 def test_images_in_parquet_rows(tmp_path, monkeypatch):

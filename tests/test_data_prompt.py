@@ -94,7 +94,7 @@ def test_D04_one_bare_image_counts_as_one(tmp_path):
         ("  ", 0, "row 17 has an empty prompt in column 'problem'"),
         (None, 0, "row 17 has a NoneType in column 'problem'"),
         ("a <|image_pad|>", 0, r"row 17 has 1 <\|image_pad\|> tokens for 0 images; take <\|image_pad\|> out"),
-        ("a <|video_pad|>", 0, r"row 17 has 1 <\|video_pad\|> tokens for 0 images"),
+        ("a <|video_pad|>", 0, r"row 17 has 1 <\|video_pad\|> tokens for 0 videos"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(problem, num_images, message):

@@ -200,6 +200,7 @@ def test_globs_give_one_part_a_file(tmp_path):
     assert read("/*/train.*") == read("/[abc]/*.*@train") == [[0, 1], [2], [4, 5]]
     assert read("/*/train.*@train[1:4]") == [[1], [2], [4]]
     assert read("/*/t*.json*@test") == [[3]]
+    assert [part.name for part in load_parts(f"{tmp_path}/*/train.*")] == ["a/train", "b/train", "c/train"]
     assert [part.folder for part in load_parts(f"{tmp_path}/*/*.jsonl")] == [tmp_path / "a"]
     assert set_name(f"{tmp_path}/a/*.jsonl") == "a" and set_name(f"mine={tmp_path}/*/*.jsonl") == "mine"
     with pytest.raises(ValueError, match=r"none/\*\.json matches no .json"):
@@ -276,3 +277,17 @@ def test_unreachable_hub_id_is_one_message(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", refuse)
     with pytest.raises(ValueError, match=r"someone/rows@train is no local path .* no route; check the name"):
         load_rows("someone/rows")
+
+
+def test_a_subset_of_a_hub_id_follows_a_colon(monkeypatch):
+    asked = []
+
+    def load(*args: object, **kwargs: object) -> datasets.Dataset:
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_list([{"p": 1}])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    load_rows("openai/gsm8k:main@test")
+    load_rows("owner/rows")
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test"}), (("owner/rows", None), {"split": "train"})]
+    assert set_name("openai/gsm8k:main@test") == "gsm8k"

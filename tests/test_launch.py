@@ -16,12 +16,14 @@ TIMEOUT_S = 120
 
 # Stands in for r1.train: proves the world is complete, and that arguments arrive.
 PROGRAM = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank() + 1])
 dist.all_reduce(total)
 if "--fail" in sys.argv and dist.get_rank() == 0:
     sys.exit("rank 0 was told to fail")
+if "--stop" in sys.argv:
+    open(os.environ["R1_STOP_FILE"], "w").close()
 dist.barrier()  # with --fail the others wait here for rank 0, as trainers do in a collective
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: sum {total.item()}, got {sys.argv[1:]}", flush=True)
 dist.destroy_process_group()
@@ -102,7 +104,11 @@ def test_multi_node_names_the_missing_setting(missing: str, env: dict[str, str],
 
 def slurm(env: dict[str, str], tmp_path: Path, *args: str) -> subprocess.Popen[str]:
     """Run a copy of the sbatch file as Slurm does, with an srun that starts one task a "host"."""
-    write_tool(tmp_path / "bin" / "scontrol", '[ "$*" = "show hostnames nodes[1-2]" ]\necho localhost\necho other\n')
+    write_tool(
+        tmp_path / "bin" / "scontrol",
+        f'[ "$1" = requeue ] && echo "$@" > {tmp_path}/requeued && exit\n'
+        '[ "$*" = "show hostnames nodes[1-2]" ]\necho localhost\necho other\n',
+    )
     write_tool(
         tmp_path / "bin" / "srun",
         # As srun: options first, then the command once per host; the first failure ends the others.
@@ -116,7 +122,7 @@ def slurm(env: dict[str, str], tmp_path: Path, *args: str) -> subprocess.Popen[s
     job = {
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "nodes[1-2]",
-        "SLURM_JOB_ID": str(free_port()),  # the port is made of it: two test runs at once stay apart
+        "SLURM_JOB_ID": env.setdefault("SLURM_JOB_ID", str(free_port())),  # the port is made of it: runs stay apart
         "SLURM_SUBMIT_DIR": str(ROOT),
         "NPROC_PER_NODE": "1",
     }
@@ -128,6 +134,15 @@ def test_slurm_starts_one_torchrun_a_node(env: dict[str, str], tmp_path: Path) -
     output = finish(slurm(env, tmp_path, "--config", "configs/geo3k.py"))
     assert "rank 0 of 2: sum 3, got ['--config', 'configs/geo3k.py']" in output
     assert "rank 1 of 2: sum 3" in output
+
+
+@pytest.mark.dist
+def test_slurm_job_that_saved_and_stopped_goes_back_into_the_queue(env: dict[str, str], tmp_path: Path) -> None:
+    job = slurm(env, tmp_path, "--stop")
+    output, _ = job.communicate(timeout=TIMEOUT_S)
+    assert job.returncode == 75, output
+    assert f"saved and stopped: job {env['SLURM_JOB_ID']} goes back into the queue" in output
+    assert (tmp_path / "requeued").read_text() == f"requeue {env['SLURM_JOB_ID']}\n"
 
 
 @pytest.mark.dist

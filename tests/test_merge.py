@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,15 +17,20 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 import tools.merge
 from r1.checkpoint import Checkpoints, TrainerState
-from r1.config import Config, ModelConfig, TrainerConfig
+from r1.config import CheckpointConfig, Config, ModelConfig, TrainerConfig
+from tests.shell import ROOT, run
 from tests.tiny import FAMILIES, VISION_FAMILIES, make_tiny
 from tools.merge import main, merge
 
 
-def save(model: nn.Module, source: Path, run: Path, *, step: int = 1) -> Path:
+def save(
+    model: nn.Module, source: Path, run: Path, *, step: int = 1, reward: float | None = None, **settings: Any
+) -> Path:
     """A checkpoint of model as a run would save it, with an optimizer's states beside the weights."""
     config = Config(
-        model=ModelConfig(path=str(source)), trainer=TrainerConfig(output_dir=str(run.parent), experiment_name=run.name)
+        model=ModelConfig(path=str(source)),
+        checkpoint=CheckpointConfig(**settings),
+        trainer=TrainerConfig(output_dir=str(run.parent), experiment_name=run.name),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for parameter in model.parameters():
@@ -38,7 +44,11 @@ def save(model: nn.Module, source: Path, run: Path, *, step: int = 1) -> Path:
     )
     state = TrainerState(step=step, policy_version=step)
     scheduler = LambdaLR(optimizer, lambda _: 1.0)
-    path = checkpoints.save(state, SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler))
+    path = checkpoints.save(
+        state,
+        SimpleNamespace(model=model, optimizer=optimizer, scheduler=scheduler),
+        metrics={} if reward is None else {"val/a/reward": reward},
+    )
     checkpoints.finish()
     return path
 
@@ -53,7 +63,7 @@ def written(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_merged_model_is_what_save_pretrained_writes(family: str, tie: bool, tmp_path: Path) -> None:
+def test_C10_C14_merged_model_is_what_save_pretrained_writes(family: str, tie: bool, tmp_path: Path) -> None:
     source = make_tiny(family, tmp_path / "source", tie=tie)
     model = auto_class(family).from_pretrained(source, dtype=torch.float32)
     save(model, source, tmp_path / "run")
@@ -125,7 +135,8 @@ def test_run_folder_means_its_newest_complete_checkpoint(
     monkeypatch.setattr(sys, "argv", command)
     main()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"taking {tmp_path}/run/checkpoints/step_000010"
+    newest = f"taking {tmp_path}/run/checkpoints/step_000010 (the newest; the run's config names no "
+    assert lines[0] == newest + "checkpoint.best_metric)"
     parameters = sum(p.numel() for p in model.parameters())
     assert lines[-1].startswith(f"merged step_000010 into {tmp_path}/out: 27 tensors, {parameters:,} parameters")
 
@@ -160,3 +171,131 @@ def test_wrong_weights_on_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tools.merge, "save_file", drop_one)
     with pytest.raises(ValueError, match=r"lacks \['model.norm.weight'\]"):
         merge(path, tmp_path / "out")
+
+
+def test_run_folder_means_its_best_checkpoint_where_the_config_names_a_metric(tmp_path: Path, capsys: Any) -> None:
+    source = make_tiny("qwen2", tmp_path / "source")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    for step, reward in ((1, 0.2), (2, 0.7), (3, 0.4)):
+        save(model, source, tmp_path / "run", step=step, reward=reward, best_metric="val/a/reward")
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2)
+    merge(tmp_path / "run", tmp_path / "out", dtype="float32")
+    path = tmp_path / "run/checkpoints/step_000002"
+    assert f"taking {path} (the best: val/a/reward 0.7)" in capsys.readouterr().out
+    merge(path, tmp_path / "same", dtype="float32")
+    assert f"taking {path} (as given)" in capsys.readouterr().out
+    best, same = written(tmp_path / "out"), written(tmp_path / "same")
+    assert all(torch.equal(best[name], same[name]) for name in same)
+    save(model, source, tmp_path / "other", step=1, best_metric="val/b/reward")
+    merge(tmp_path / "other", tmp_path / "newest")
+    assert "(the newest; no checkpoint has a value of val/b/reward)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl"])
+def test_a_resized_vocabulary_is_merged_and_loads(family: str, tmp_path: Path) -> None:
+    source = make_tiny(family, tmp_path / "source", tie=True)
+    model = auto_class(family).from_pretrained(source, dtype=torch.float32)
+    model.resize_token_embeddings(384)
+    save(model, source, tmp_path / "run")
+    merge(tmp_path / "run", tmp_path / "out", dtype="float32")
+    loaded = auto_class(family).from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert loaded.get_input_embeddings().weight.shape[0] == loaded.config.get_text_config().vocab_size == 384
+    ids = torch.arange(5, 25)[None]
+    torch.testing.assert_close(loaded(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0, atol=0)
+
+
+def test_float16_is_written_or_refused_where_it_would_overflow(tmp_path: Path) -> None:
+    source = make_tiny("qwen2", tmp_path / "source")
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    save(model, source, tmp_path / "run")
+    merge(tmp_path / "run", tmp_path / "out", dtype="float16")
+    assert {t.dtype for t in written(tmp_path / "out").values()} == {torch.float16}
+    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "float16"
+    with torch.no_grad():
+        model.model.norm.weight[3] = -70_000
+    save(model, source, tmp_path / "big")
+    with pytest.raises(ValueError, match=r"model.norm.weight has values up to 7e\+04, which float16 cannot hold"):
+        merge(tmp_path / "big", tmp_path / "bad", dtype="float16")
+
+
+def test_flipped_bits_are_noticed_in_the_checkpoint_and_in_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_tiny("qwen2", tmp_path / "source")
+    path = save(AutoModelForCausalLM.from_pretrained(source), source, tmp_path / "run")
+    real = tools.merge.save_file
+
+    def flip_one(tensors: dict[str, torch.Tensor], *args: object, **kwargs: object) -> None:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        tensors["model.norm.weight"].view(torch.uint8)[5] ^= 16
+        real(tensors, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tools.merge, "save_file", flip_one)
+        with pytest.raises(ValueError, match=r"model.norm.weight has other bytes than were written"):
+            merge(path, tmp_path / "out")
+    shard = path / "shards/__0_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match=r"step_000001 is damaged: shards/__0_0.distcp; give an earlier checkpoint"):
+        merge(path, tmp_path / "other")
+
+
+def test_push_uploads_the_folder_and_says_what_to_do_when_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    source = make_tiny("qwen2", tmp_path / "source")
+    save(AutoModelForCausalLM.from_pretrained(source), source, tmp_path / "run")
+    pushed: list[tuple[str, list[str]]] = []
+
+    class Hub:
+        def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> None:
+            assert private and exist_ok
+            if repository == "mine/forbidden":
+                raise ConnectionError("no network")
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+            pushed.append((repo_id, sorted(p.name for p in folder_path.iterdir())))
+
+    monkeypatch.setattr(tools.merge, "HfApi", Hub)
+    for name, out in (("mine/model", "out"), ("mine/forbidden", "other")):
+        words = ["merge.py", str(tmp_path / "run"), "--output", str(tmp_path / out), "--push-to-hub", name]
+        monkeypatch.setattr(sys, "argv", words)
+        if out == "out":
+            main()
+        else:
+            with pytest.raises(
+                SystemExit, match=r"other is merged, but could not be pushed to mine/forbidden: no network"
+            ):
+                main()
+    ((repository, files),) = pushed
+    assert repository == "mine/model" and {"model.safetensors", "config.json", "tokenizer.json"} <= set(files)
+    assert "pushed to mine/model" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_by_the_biggest_tensor_and_one_file(tmp_path: Path) -> None:
+    # 40 layers of 20 MB and an embedding of 154 MB: 0.95 GB, of which no more than the bound is held at a time.
+    config = transformers.Qwen2Config(
+        vocab_size=75_000, hidden_size=512, intermediate_size=2_800, num_hidden_layers=40, num_attention_heads=8,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    source = make_tiny("qwen2", tmp_path / "source")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    save(model, source, tmp_path / "run", save_model_only=True, asynchronous=False)
+    total = sum(p.nbytes for p in model.parameters())
+    measure = (
+        "import re, sys; from pathlib import Path; from tools.merge import empty_model, merge\n"
+        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1]) * 1024\n"
+        "empty_model(Path(sys.argv[1]) / 'checkpoints/step_000001/hf')\n"
+        "before = peak()\n"
+        "merge(sys.argv[1], Path(sys.argv[2]), dtype='float32', max_shard_gb=0.05)\n"
+        "print(peak() - before)"
+    )
+    done = run([sys.executable, "-c", measure, str(tmp_path / "run"), str(tmp_path / "out")], ROOT)
+    assert done.returncode == 0, done.stderr
+    peak, biggest = int(done.stdout.split()[-1]), 75_000 * 512 * 4
+    print(f"peak {peak / 2**20:.0f} MiB of {total / 2**20:.0f}")
+    assert peak < 3 * biggest + 2 * 50e6 < 0.85 * total

@@ -1,5 +1,6 @@
 """Packed groups with shared prompts equal every sequence alone: log-probabilities, and gradients of every weight."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from r1.policy.attention import register
 from r1.policy.balance import Piece
 from r1.policy.logprobs import Head, Scored
 from r1.policy.model import _packed_forward, _set_attention
-from r1.policy.packing import Microbatch, VisionSpec, mrope_positions, pack
+from r1.policy.packing import Microbatch, pack
+from r1.policy.vision import VisionSpec, mrope_positions, prompt_positions
 from r1.types import Prompt, Rollout
 from tests.tiny import FAMILIES, VISION_FAMILIES, make_tiny
 
@@ -136,3 +138,68 @@ def test_text_only_microbatch_of_a_vision_model_holds_a_blank_picture_that_chang
     got.sum().backward()
     grads = [p.grad for p in model.model.visual.parameters()]
     assert all(g is not None and g.abs().max() == 0 for g in grads)
+
+
+def make_video_prompts(vision: VisionSpec, family: str) -> dict[int, Prompt]:
+    """Two prompts: a video and an image, then text; and an image alone."""
+    g, m = torch.Generator().manual_seed(3), vision.merge_size
+    frame, picture = [vision.video_token_id] * 6, [vision.image_token_id] * 2
+    between = [7, 8] if family == "qwen3_vl" else []  # as its time stamps
+    ids = [1, 2, *picture, 3, *between, *frame, *between, *frame, *between, *frame, 4, 5, 6]
+    video = torch.randn(3 * 6 * m * m, vision.patch_dim, generator=g)
+    image = torch.randn(2, 2 * m * m, vision.patch_dim, generator=g)
+    prompts = {}
+    for group, prompt_ids in enumerate([ids, [9, *picture, 4]]):
+        prompts[group] = Prompt(row=group, text="", prompt_ids=prompt_ids, sampler_ids=prompt_ids)
+        prompts[group].pixel_values = image[group]
+        prompts[group].image_grid_thw = torch.tensor([[1, m, 2 * m]])
+    prompts[0].pixel_values_videos, prompts[0].video_grid_thw = video, torch.tensor([[3, 2 * m, 3 * m]])
+    prompts[0].video_seconds = [0.8]
+    return prompts
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_videos_beside_images_equal_separate_rows(family, tmp_path):
+    folder = make_tiny(family, tmp_path / family)
+    reference, model = load(folder), load(folder)
+    vision = VisionSpec.from_config(model.config)
+    prompts = make_video_prompts(vision, family)
+    rollouts = make_rollouts(prompts, {0: [5, 2], 1: [3]})
+
+    def expected(rollout: Rollout) -> Tensor:
+        # The family's own path: separate image and video inputs; positions are ours, tested below.
+        prompt, ids = prompts[rollout.group], torch.tensor([rollout.prompt_ids + rollout.response_ids])
+        places = prompt_positions(prompt, rollout.prompt_ids, vision)
+        after = (torch.arange(len(rollout.response_ids)) + int(places.max()) + 1).expand(3, -1)
+        inputs = {"pixel_values": prompt.pixel_values, "image_grid_thw": prompt.image_grid_thw}
+        if prompt.pixel_values_videos is not None:
+            inputs |= {"pixel_values_videos": prompt.pixel_values_videos, "video_grid_thw": prompt.video_grid_thw}
+        positions = torch.cat([places, after], dim=1)[:, None]
+        logits = reference(input_ids=ids, position_ids=positions, use_cache=False, **inputs).logits[0].float() / 0.7
+        logits[:, list(vision.banned_ids)] = -torch.inf
+        at = torch.arange(len(rollout.prompt_ids) - 1, ids.shape[1] - 1)
+        return logits[at].log_softmax(-1).gather(-1, ids[0, at + 1][:, None])[:, 0]
+
+    register("sdpa")
+    _set_attention(model, "sdpa")
+    pieces = [Piece(rollouts=[r for r in rollouts if r.group == g]) for g in prompts]
+    microbatch = pack(pieces, prompts, vision, with_mask=True)
+    assert vision.video_token_id not in microbatch.input_ids
+    got = packed(model, microbatch, vision).logprobs
+    torch.testing.assert_close(got, torch.cat([expected(r) for r in rollouts]), rtol=0, atol=2e-5)
+
+
+def test_positions_of_a_video_step_along_time_and_the_text_goes_on_after_the_largest():
+    spec = VisionSpec(image_token_id=90, video_token_id=91, merge_size=2, patch_dim=1, banned_ids=())
+    grids = {"video_grid_thw": torch.tensor([[2, 4, 4]]), "video_seconds": [0.8]}  # 2 pairs of frames of 2 x 2 tokens
+    ids = [1, *[91] * 8, 2]
+    rows, columns = [1, 1, 2, 2, 1, 1, 2, 2], [1, 2, 1, 2, 1, 2, 1, 2]
+    got = mrope_positions(ids, None, spec, **grids).tolist()  # Qwen2-VL
+    assert got == [[0, 1, 1, 1, 1, 2, 2, 2, 2, 3], [0, *rows, 3], [0, *columns, 3]]
+    timed = dataclasses.replace(spec, tokens_per_second=4)  # Qwen2.5-VL: 0.8 s are 3.2 steps
+    got = mrope_positions(ids, None, timed, **grids).tolist()
+    assert got == [[0, 1, 1, 1, 1, 4, 4, 4, 4, 5], [0, *rows, 5], [0, *columns, 5]]
+    stamped = dataclasses.replace(spec, separate_frames=True)  # Qwen3-VL: 7 is a time stamp before each frame
+    got = mrope_positions([7, *[91] * 4, 7, *[91] * 4, 2], None, stamped, **grids).tolist()
+    assert got[0] == [0, 1, 1, 1, 1, 3, 4, 4, 4, 4, 6]
+    assert got[1] == [0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6] and got[2] == [0, 1, 2, 1, 2, 3, 4, 5, 4, 5, 6]

@@ -12,7 +12,9 @@ import pytest
 
 import r1
 from r1.config import RewardConfig
+from r1.rewards import runner as runner_module
 from r1.rewards.runner import RewardRunner, check_reward_function
+from tests.test_readme import example
 
 BOXED = r"""
 import re
@@ -82,7 +84,7 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def config(function: str, **settings: Any) -> RewardConfig:
+def config(function: str | dict[str, float], **settings: Any) -> RewardConfig:
     return RewardConfig(function=function, **{"timeout_s": 1.0, "num_workers": 2, **settings})
 
 
@@ -126,13 +128,16 @@ def test_builtins_run_under_the_runner() -> None:
         ("math", {}, r"<think>a</think>\boxed{42}"),
         ("r1v", {}, "<think>a</think><answer>42</answer>"),
         ("dapo", settings, "Answer: 42"),
+        ("choice", {}, r"\boxed{42}"),
+        ("format", {}, "<think>a</think> b"),
+        ("cosine", {"max_response_length": 10**6}, r"\boxed{42}"),
     ):
         check_reward_function(config(name, kwargs=kwargs))
         with RewardRunner(config(name, kwargs=kwargs, num_workers=1, timeout_s=10.0)) as runner:
-            assert overall(runner.submit(inputs(response)).result()) == [1.0], name
+            assert overall(runner.submit(inputs(response)).result()) == [pytest.approx(1.0)], name
 
 
-def test_r11_a_bad_response_costs_itself_only(tmp_path: Path) -> None:
+def test_R11_R13_a_bad_response_costs_itself_only(tmp_path: Path) -> None:
     path = write(tmp_path, "odd.py", ODD)
     words = ["one", "raise", "nan", "none", "text", "inf", "true", "keyless", "exit", "die", "fine"]
     with RewardRunner(config(path)) as runner:
@@ -148,7 +153,7 @@ def test_r11_a_bad_response_costs_itself_only(tmp_path: Path) -> None:
             runner.submit(inputs("one", "nan")).result()
 
 
-def test_r04_hung_processes_are_replaced(tmp_path: Path) -> None:
+def test_R04_hung_processes_are_replaced(tmp_path: Path) -> None:
     with RewardRunner(config(write(tmp_path, "odd.py", ODD))) as runner:
         hanging = [runner.submit(inputs("hang")) for _ in range(4)]
         start = time.monotonic()
@@ -260,3 +265,206 @@ def test_inputs_that_cannot_be_sent_are_named(tmp_path: Path) -> None:
         pending = runner.submit([*inputs("one"), *inputs("one", column=lambda: None)])
         assert overall(pending.result()) == [1, None]
         assert "do not fit through the pipe" in pending.failures[0]
+
+
+GREEDY = """
+kept = []
+
+
+def main(rows):
+    for row in rows:
+        if row["response"] == "leak":
+            kept.append(bytearray(40 << 20))
+        if row["response"] == "greedy":
+            [0] * (1 << 28)
+    return [{"overall": 1.0, "kept": len(kept)} for _ in rows]
+"""
+
+
+def test_memory_of_a_process_is_bounded(tmp_path: Path) -> None:
+    path = write(tmp_path, "greedy.py", GREEDY)
+    with RewardRunner(config(path, memory_mb=128, num_workers=1, timeout_s=20.0)) as runner:
+        pending = runner.submit(inputs("one", "greedy", "one"))
+        assert overall(pending.result()) == [1.0, None, 1.0]
+        assert pending.failures == [
+            "row 11, response 1: MemoryError: grading took more memory than reward.memory_mb allows"
+        ]
+        # What earlier responses left behind is not held against a later one: it is tried again in a new process.
+        results = [one for _ in range(5) for one in runner.submit(inputs("leak")).result()]
+        assert overall(results) == [1.0] * 5
+        assert max(one["kept"] for one in results if one) <= 3
+    with RewardRunner(config(path, memory_mb=0, num_workers=1, timeout_s=20.0)) as runner:
+        assert runner.submit(inputs("leak", "leak", "leak", "leak")).result()[0] == {"overall": 1.0, "kept": 4.0}
+
+
+ASYNC = """
+import asyncio, time
+
+REWARD_TYPE = "sequential"
+lock, most, now = None, 0, 0
+
+
+async def main(row):
+    global most, now
+    now += 1
+    most = max(most, now)
+    try:
+        if row["response"] == "raise":
+            raise RuntimeError("bad response")
+        if row["response"] == "block":
+            time.sleep(1000)
+        await asyncio.sleep(1000 if row["response"] == "hang" else 0.1)
+    finally:
+        now -= 1
+    return {"overall": 1.0, "most": most}
+
+
+async def batch(rows):
+    return await asyncio.gather(*(main(row) for row in rows))
+
+
+loop = None
+
+
+async def one_loop(row):
+    global loop
+    loop = loop or asyncio.get_running_loop()
+    return {"overall": float(loop is asyncio.get_running_loop())}
+"""
+
+
+def test_async_functions_work_on_a_batch_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "asynchronous.py", ASYNC)
+    check_reward_function(config(path))
+    with RewardRunner(config(path, num_workers=1, batch_size=8)) as runner:
+        rewards = runner.submit(inputs(*["one"] * 20)).result()
+        assert max(one["most"] for one in rewards if one) == 8.0
+        pending = runner.submit(inputs("one", "raise", "hang", "one"))
+        assert overall(pending.result()) == [1.0, None, None, 1.0]
+        assert "row 11, response 1: RuntimeError: bad response" in pending.failures[0]
+        assert pending.failures[1] == "row 12, response 2: TimeoutError: no answer within 1 s"
+        assert overall(runner.submit(inputs("one", "block")).result()) == [1.0, None]  # killed from outside
+    with RewardRunner(config(path + ":one_loop", num_workers=1)) as runner:
+        for _ in range(2):
+            assert overall(runner.submit(inputs("one")).result()) == [1.0]
+    text = ASYNC.replace('"sequential"', '"batch"')
+    with RewardRunner(config(write(tmp_path, "b.py", text) + ":batch", num_workers=1)) as runner:
+        assert overall(runner.submit(inputs("one", "one")).result()) == [1.0, 1.0]
+
+
+def test_several_functions_add_up_with_their_weights(tmp_path: Path) -> None:
+    path = write(tmp_path, "length.py", "def main(rows, unit=1):\n    return [{'overall': len(r['response']) / unit,"
+                                        " 'n': 1} for r in rows]\n")  # fmt: skip
+    sequential = write(
+        tmp_path, "odd_one.py", "REWARD_TYPE = 'sequential'\nasync def main(row):\n    return {'overall': 3}\n"
+    )
+    several = {"math": 1.0, "repetition": 0.5, path: -0.25, sequential: 2.0}
+    settings = config(several, kwargs={path: {"unit": 10}}, timeout_s=10.0, num_workers=1)
+    check_reward_function(settings)
+    with RewardRunner(settings) as runner:
+        (rewards,) = runner.submit(inputs(r"\boxed{42}")).result()
+    assert rewards == {
+        "overall": pytest.approx(0.9 + 0.5 * 0 - 0.25 * 1.0 + 2 * 3),
+        "math/overall": 0.9, "math/format": 0.0, "math/accuracy": 1.0, "math/gold_unparsable": 0.0,
+        "repetition/overall": 0.0, "length/overall": 1.0, "length/n": 1.0, "odd_one/overall": 3.0,
+    }  # fmt: skip
+
+
+def test_R11_R13_one_of_several_without_a_reward_excludes_the_response(tmp_path: Path) -> None:
+    odd = write(tmp_path, "odd.py", ODD)
+    two = {"format": 1.0, f"{odd}:main": 1.0}
+    with RewardRunner(config(two, num_workers=1)) as runner:
+        pending = runner.submit(inputs("one", "nan", "raise", "keyless", "hang", "one"))
+        assert overall(pending.result()) == [1.0, None, None, None, None, 1.0]
+        assert [line.split(": ")[1:3] for line in pending.failures[:3]] == [
+            ["odd", "ValueError"], ["odd", "RuntimeError"], ["odd", "KeyError"]
+        ]  # fmt: skip
+    text = "def main(rows): return [{'score': 1, 'acc': 1} for _ in rows]"
+    with pytest.raises(ValueError, match=r"no 'overall', only \['acc', 'score'\]"):
+        check_reward_function(config({"math": 1.0, write(tmp_path, "keyless.py", text): 1.0}))
+
+
+def test_functions_of_one_file_are_told_apart(tmp_path: Path) -> None:
+    path = write(tmp_path, "both.py", "def a(rows): return [{'overall': 1} for _ in rows]\n"
+                                      "def b(rows): return [{'overall': 2} for _ in rows]\n")  # fmt: skip
+    with RewardRunner(config({f"{path}:a": 1.0, f"{path}:b": 10.0})) as runner:
+        assert runner.submit(inputs("x")).result() == [{"overall": 21.0, "both.a/overall": 1.0, "both.b/overall": 2.0}]
+
+
+def test_R15_a_function_that_never_works_is_an_error_not_zeros(tmp_path: Path) -> None:
+    path = write(tmp_path, "reward.py", "def main(rows): return [{'overall': len(r['question'])} for r in rows]")
+    with RewardRunner(config(path)) as runner:
+        with pytest.raises(ValueError, match=r"none of 16 responses; the first: row 10, .*KeyError: 'question'"):
+            runner.submit(inputs(*["a"] * 16)).result()
+    with RewardRunner(config(path)) as runner:
+        assert overall(runner.submit(inputs("a", question="why")).result()) == [3.0]
+        assert overall(runner.submit(inputs(*["a"] * 16)).result()) == [None] * 16  # counted, and named one by one
+
+
+def test_responses_after_many_hangs_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MAX_HANGS", 3)
+    settings = config(write(tmp_path, "odd.py", ODD), num_workers=1, batch_size=4, timeout_s=0.5)
+    with RewardRunner(settings) as runner:
+        assert overall(runner.submit(inputs("one")).result()) == [1]
+        pending = runner.submit(inputs(*["hang"] * 3, *["one"] * 5))
+        assert overall(pending.result()) == [None] * 8
+        assert [line.partition("Error: ")[2] for line in pending.failures[2:4]] == [
+            "no answer within 0.5 s", "not tried, 3 other responses had hung"
+        ]  # fmt: skip
+        assert overall(runner.submit(inputs("one")).result()) == [1]  # the next step starts afresh
+
+
+def test_limits_of_time_by_default() -> None:
+    assert RewardConfig().limit_s == RewardConfig(function={"math": 1.0, "format": 0.1}).limit_s == 1.0
+    assert RewardConfig(function="mine.py:score").limit_s == 10.0
+    assert RewardConfig(function={"math": 1.0, "rewards/mine.py": 1.0}).limit_s == 10.0
+    assert RewardConfig(timeout_s=3.0).limit_s == 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"function": ""}, "reward.function is empty"),
+        ({"function": {}}, "reward.function is empty"),
+        ({"function": {"math": float("nan")}}, "the weight of 'math' must be finite"),
+        (
+            {"function": {"math": 1.0}, "kwargs": {"format_weight": 0.1}},
+            r"holds a dict for each by name; .* \['math'\]",
+        ),
+        ({"timeout_s": 0.0}, "reward.timeout_s must be above 0"),
+        ({"memory_mb": -1}, "reward.memory_mb must be at least 0"),
+        ({"batch_size": 0}, "reward.batch_size must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_meant(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardConfig(**settings)
+
+
+def test_R01_a_tower_of_powers_costs_itself_only() -> None:
+    tower = r"\boxed{\dfrac{5^{\left(5^{\left(5^{\left(5^5\right)}\right)} - 4\right)} - 5}{16}}"
+    with RewardRunner(RewardConfig()) as runner:
+        assert overall(runner.submit(inputs(tower, r"\boxed{42}")).result()) == [0.0, 0.9]
+
+
+def test_R19_a_gold_answer_of_another_type_excludes_its_response() -> None:
+    rows = [
+        {**one, "ground_truth": gold}
+        for one, gold in zip(inputs(*[r"\boxed{5}"] * 4), (5, 5.0, [5], None), strict=True)
+    ]
+    with RewardRunner(RewardConfig()) as runner:
+        pending = runner.submit(rows)
+        assert overall(pending.result()) == [0.9, 0.9, None, None]
+        assert "ground_truth must be text or a number, got list [5]" in pending.failures[0]
+
+
+def test_examples_of_the_readme_run(tmp_path: Path) -> None:
+    checker = write(tmp_path, "my_checker.py", example("my_checker.py"))
+    with RewardRunner(config(checker + ":compute_score", kwargs={"program": "test"}, timeout_s=20.0)) as runner:
+        assert overall(runner.submit(inputs("text", "")).result()) == [1.0, 0.0]
+    judge = write(tmp_path, "my_judge.py", example("my_judge.py"))
+    with RewardRunner(
+        config(judge + ":compute_score", kwargs={"url": "http://127.0.0.1:9/v1"}, timeout_s=20.0)
+    ) as runner:
+        pending = runner.submit(inputs("text"))
+        assert pending.result() == [None] and "is None, not a finite number" in pending.failures[0]

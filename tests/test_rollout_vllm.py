@@ -100,6 +100,12 @@ def test_an_incomplete_sync_is_an_error(probes):
     assert probes["error_missing"].startswith("the weight sync left out 1 of ")
 
 
+def test_videos_beside_images_give_the_trainers_logprobs(tmp_path):
+    result = run_probe([], "videos", *tiny.VISION_FAMILIES, out=tmp_path / "out.json")
+    for family in tiny.VISION_FAMILIES:
+        assert largest_gap([result[family]["sampler"]], [result[family]["trainer"]]) < TOLERANCE, family
+
+
 def torchrun(tensor_parallel_size: int, folder: Path) -> list[Any]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     result = run_probe(launcher, "ranks", str(tensor_parallel_size), out=folder / "out.json")

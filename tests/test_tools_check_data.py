@@ -57,6 +57,7 @@ def write_pictures(folder: Path) -> None:
         "broken.png": bytes(broken),
         "empty.png": b"",
         "notes.png": b"these are words",
+        "words.mp4": b"these are words",
         "page.png": b"<!DOCTYPE html><html>404</html>",
         "drawing.svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         "bomb.png": bomb(),
@@ -137,6 +138,11 @@ def planted(folder: Path) -> list[tuple[str, Any]]:
         ("not a form of an image", with_image(3)),
         ("not a form of an image", with_image({"url": "good.png"})),
         ("not a form of an image", with_image([["good.png"]])),
+        ("videos and tags differ", {"problem": "what?", "answer": "a", "videos": "clip.avi"}),
+        ("no such video file", {"problem": "<video>", "answer": "a", "videos": ["gone.mp4"]}),
+        ("not a video", {"problem": "<video>", "answer": "a", "videos": ["words.mp4"]}),
+        ("not a form of a video", {"problem": "<video>", "answer": "a", "videos": 5}),
+        ("too many videos", {"problem": "<video>", "answer": "a", "videos": ["good.png", "good.png"]}),
         ("too many images", with_image(["good.png"] * 3, "<image>" * 3)),
         ("prompt too long", {"problem": long, "answer": "a"}),
     ]  # fmt: skip
@@ -257,8 +263,11 @@ turns = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "assis
 images = st.sampled_from(["good.png", "cut.png", "bomb.png", "folder.png", "gone.png", "..", "/", "file:///", "data:,"])
 image_cells = images | st.lists(images | anything, max_size=3) | st.dictionaries(
     st.sampled_from(["bytes", "path", "url"]), images | anything, max_size=2)  # fmt: skip
+video_names = st.sampled_from(["words.mp4", "good.png", "folder.png", "gone.mp4", "file://[", "http://x", "\x00"])
+video_cells = video_names | st.lists(video_names | images | st.lists(images, max_size=3), max_size=3)
 rows = st.fixed_dictionaries({}, optional={"problem": texts | st.lists(turns, max_size=3) | anything,
-                                           "answer": anything, "images": image_cells | anything})  # fmt: skip
+                                           "answer": anything, "images": image_cells | anything,
+                                           "videos": video_cells | anything})  # fmt: skip
 
 
 def raw_line(row: Any, cut: int) -> bytes:

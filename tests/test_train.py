@@ -127,6 +127,20 @@ def test_C02_kill_and_resume_equals_a_straight_run_bit_for_bit(here, straight):
         assert {k: a[k] for k in timeless} == {k: b[k] for k in timeless}
 
 
+def test_resume_on_other_numbers_of_ranks_keeps_the_data_and_the_numbers(here, straight):
+    for ranks, steps in ((2, 1), (1, 3), (2, 4)):
+        words = command(here, "moved", "--trainer.max_steps", str(steps), "--trainer.val_before_train", "False")
+        words[words.index("--nproc_per_node=2")] = f"--nproc_per_node={ranks}"
+        done = run(words, here)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "changed since step_00000" in done.stderr or steps == 1
+    one, two = ({r["step"]: r for r in metrics(here, name)} for name in ("straight", "moved"))
+    assert sorted(two) == [1, 2, 3, 4]
+    for step in (2, 3, 4):
+        for key in ("reward/mean", "response/length_mean", "loss/policy", "policy/entropy", "policy/grad_norm"):
+            assert two[step][key] == pytest.approx(one[step][key], rel=1e-3, abs=1e-5), (step, key)
+
+
 def test_the_merged_model_is_the_trained_policy_and_loads_alone(here, straight):
     out = here / "merged"
     words = [str(here / "runs" / "straight"), "--output", str(out), "--dtype", "float32"]

@@ -1,6 +1,7 @@
 """Program that the vLLM tests run in a process of its own: what an engine gave, and what transformers gives, as JSON.
 
     python tests/vllm_probe.py parity OUT.json qwen2 qwen2_5_vl-tied …
+    python tests/vllm_probe.py videos OUT.json qwen2_vl …
     torchrun --nproc_per_node 2 tests/vllm_probe.py ranks OUT.json TENSOR_PARALLEL_SIZE
 
 A vLLM engine cannot be taken down in process, and its import takes longer than all that is done with it here.
@@ -25,6 +26,13 @@ from torch.distributed.fsdp import fully_shard
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, Qwen2VLImageProcessor
 
 from r1.config import Config, DataConfig, ModelConfig, RolloutConfig, TrainerConfig, UpdateConfig
+from r1.data.prompt import Renderer
+from r1.policy.attention import register
+from r1.policy.balance import Piece
+from r1.policy.logprobs import Head
+from r1.policy.model import _packed_forward, _set_attention
+from r1.policy.packing import pack
+from r1.policy.vision import VisionSpec
 from r1.rollout.engines import ENGINES, Engine
 from r1.rollout.sampling import ModelFacts, banned_token_ids
 from r1.rollout.weight_sync import stream_weights
@@ -189,6 +197,41 @@ def samples(
     }
 
 
+def video_prompts(folder: Path) -> list[Prompt]:
+    """A video and a picture, two videos, text."""
+    processor = AutoProcessor.from_pretrained(folder)
+    config = DataConfig(min_pixels=3136, max_pixels=40000, video_max_frames=8)
+    renderer = Renderer(config, processor.tokenizer, processor, image_dir=None)
+    videos = [[noise(112, 84, 10 * k + i) for i in range(n)] for k, n in enumerate((7, 4))]
+    rows = [
+        {"problem": "<video>a<image> " + QUESTIONS[0], "images": noise(112, 112, 1), "videos": videos[0]},
+        {"problem": f"<video>{QUESTIONS[1]}<video>", "videos": videos},
+        {"problem": QUESTIONS[0]},
+    ]
+    return [renderer.build(i, row) for i, row in enumerate(rows)]
+
+
+def videos(family: str, root: Path) -> tuple[dict[str, Any], Engine]:
+    """Samples of prompts with videos, and the logprobs that the trainer's packed row gives them."""
+    folder = tiny.make_tiny(family, root / f"{family}-videos")
+    config = make_config(folder)
+    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, limit_videos=2))
+    prompts, model = video_prompts(folder), load(folder)
+    kwargs = {"size": {"shortest_edge": 3136, "longest_edge": 40000}}
+    engine = ENGINES["vllm"](str(folder), config, mm_processor_kwargs=kwargs, device=CPU)
+    engine.load_weights(stream_weights(model))
+    sampled = engine.generate(prompts, range(3), SamplingParams(n=2, temperature=0.7, max_tokens=24, seed=3))
+    register("sdpa")
+    _set_attention(model, "sdpa")
+    vision = VisionSpec.from_config(model.config)
+    pieces = [Piece(rollouts=[r for r in sampled if r.group == g]) for g in range(3)]
+    microbatch = pack(pieces, dict(enumerate(prompts)), vision, with_mask=True)
+    head = Head(temperature=0.7, chunk_tokens=64, banned=vision.banned_ids)
+    with torch.no_grad():
+        scored = _packed_forward(model, *microbatch.model_inputs(CPU), microbatch.labels, head)
+    return {"sampler": microbatch.rollout_logprobs.tolist(), "trainer": scored.logprobs.tolist()}, engine
+
+
 def ranks(tensor_parallel_size: int, root: Path) -> dict[str, Any]:
     """Every rank's samples of one prompt: one group an engine. Weights come from FSDP2 shards."""
     rank, folders = dist.get_rank(), [root / str(seed) for seed in range(2)]
@@ -232,6 +275,9 @@ def main() -> None:
         last = arguments[-1]
         weights = list(stream_weights(load(root / f"{last}-0")))
         result["error_missing"] = error_of(pairs[last][1].load_weights, iter(weights[:3] + weights[4:]))
+    elif task == "videos":
+        kept = {name: videos(name, root) for name in arguments}
+        result = {name: pair[0] for name, pair in kept.items()}
     else:
         result = ranks(int(arguments[0]), root)
     if int(os.environ["RANK"]) == 0:

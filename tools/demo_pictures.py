@@ -53,9 +53,7 @@ class Question:
         return f"How many {noun} are there?"
 
 
-QUESTIONS = tuple(
-    [Question(attribute="color", value=c) for c in COLORS] + [Question(attribute="shape", value=s) for s in SHAPES]
-)
+QUESTIONS = tuple([Question(attribute="color", value=c) for c in COLORS])
 
 
 def draw_shapes(question: Question, answer: int, rng: random.Random) -> list[Shape]:

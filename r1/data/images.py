@@ -157,7 +157,9 @@ def _fault(value: Any, error: BaseException) -> ImageError:
 def _is_empty(value: Any) -> bool:
     if isinstance(value, dict):
         return value.keys() <= {"bytes", "path"} and value.get("bytes") is None and not value.get("path")
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    if isinstance(value, (str, list, tuple)):
+        return len(value) == 0
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _open(value: Any, image_dir: Path | None) -> Image.Image:
@@ -165,11 +167,13 @@ def _open(value: Any, image_dir: Path | None) -> Image.Image:
     if isinstance(value, Image.Image):
         return value.copy()  # several threads may hold the row's own image
     if isinstance(value, dict):
-        if value.get("bytes") is None and not value.get("path"):
+        if not value.get("bytes") and not value.get("path"):
             raise ImageError(UNKNOWN, f"expected 'bytes' or 'path' in it, got the keys {list(value)}")
-        return _open(value["path"] if value.get("bytes") is None else value["bytes"], image_dir)
+        return _open(value.get("bytes") or value["path"], image_dir)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Image.open(io.BytesIO(value))
+    if isinstance(value, np.ndarray):
+        return Image.fromarray(value)
     if isinstance(value, Path):
         return Image.open(_find(str(value), image_dir))
     if not isinstance(value, str):

@@ -5,7 +5,7 @@ The order is a function of (seed, step), the same on any number of ranks: there 
 
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
@@ -120,18 +120,20 @@ class Loader:
         """
         return list(self._pool.map(self._prompt, rows))
 
-    def prefetch(self, step: int, share: slice) -> None:
+    def prefetch(self, step: int, share: slice, *, keep: Collection[int]) -> None:
         """Begin to make the prompts of a step's share in the background; returns at once.
 
-        Prompts of other steps than this one and the one before are forgotten, and no more are made than fit into the
-        cache: a step's own prompts are never pushed out by the next one's.
+        No more are made than fit into the cache beside what is in use.
+
+        Args:
+            keep: rows of the step under way; all others are forgotten.
         """
         rows = self.rows_at(step)
-        current = set(self.rows_at(step - 1) if step > 1 else [])
+        needed = {*rows, *keep}
         for future in self._ahead.values():
             future.cancel()
         with self._lock:
-            for row in [r for r in self._cache if r not in current and r not in rows]:
+            for row in [r for r in self._cache if r not in needed]:
                 self._cache_bytes -= _num_bytes(self._cache.pop(row))
         self._ahead = {row: self._ahead_pool.submit(self._make_ahead, row) for row in rows[share]}
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from datasets.exceptions import DatasetGenerationError
 
 from r1.data.json_rows import JsonRows, read_json
-from r1.data.sources import JSON_KINDS, TABLE_KINDS, data_dir, parse_source, set_name, split_words
+from r1.data.sources import JSON_KINDS, TABLE_KINDS, data_dir, glob_root, parse_source, set_name, split_words
 
 __all__ = ["Part", "Rows", "data_dir", "load_parts", "load_rows", "parse_source", "set_name"]
 
@@ -44,8 +44,8 @@ def load_rows(source: str, *, default_split: str = "train") -> Rows:
     Images of `datasets`' Image feature stay encoded, as {"bytes", "path"}: r1 decodes them itself.
 
     Args:
-        source: [name=]location[@split]; hub ids go through `datasets.load_dataset`, which respects HF_ENDPOINT, or
-            with USE_MODELSCOPE_HUB=1 through `modelscope`.
+        source: [name=]location[@split]; hub ids, owner/name or owner/name:subset, go through `datasets.load_dataset`,
+            which respects HF_ENDPOINT, or with USE_MODELSCOPE_HUB=1 through `modelscope`.
         default_split: the split where the source names none.
 
     Raises:
@@ -73,9 +73,17 @@ def load_parts(source: str) -> list[Part]:
     paths = [p for p in parsed.paths if p.is_dir() or p.suffix in JSON_KINDS + TABLE_KINDS]
     if parsed.split is not None and any(split_words(Path(p.name)) for p in paths):
         paths = [p for p in paths if p.is_dir() or name in split_words(Path(p.name))]
+    root = glob_root(parsed.location)
     if not paths:
         raise ValueError(f"{source} matches no {', '.join(JSON_KINDS + TABLE_KINDS)} file (looked from {Path.cwd()})")
-    parts = [Part(name=p.stem, rows=_load("", p, name, "train"), folder=p if p.is_dir() else p.parent) for p in paths]
+    parts = [
+        Part(
+            name=str(p.relative_to(root).with_suffix("")),
+            rows=_load("", p, name, "train"),
+            folder=p if p.is_dir() else p.parent,
+        )
+        for p in paths
+    ]
     return _slice_parts(parts, split)
 
 
@@ -109,7 +117,8 @@ def _load_hub(location: str, split: str) -> Rows:
     if os.environ.get("USE_MODELSCOPE_HUB", "0").lower() in ("1", "true", "yes"):
         return _keep_encoded(_load_modelscope(location, split))
     try:
-        rows = datasets.load_dataset(location, split=split)
+        name, _, subset = location.partition(":")
+        rows = datasets.load_dataset(name, subset or None, split=split)
     except (OSError, ValueError) as error:  # not found, not reachable, no such split or configuration
         raise ValueError(
             f"{location}@{split} is no local path and could not be loaded from the hub: {error}; "
@@ -127,9 +136,9 @@ def _load_modelscope(location: str, split: str) -> Any:
             f"USE_MODELSCOPE_HUB=1 asks for {location} from ModelScope, but its client is not installed ({error}); "
             "pip install modelscope, or unset USE_MODELSCOPE_HUB"
         ) from error
-    name, _, _ = split.partition("[")
+    name, _, subset = location.partition(":")
     try:
-        rows = MsDataset.load(location, split=name)
+        rows = MsDataset.load(name, split=split.partition("[")[0], **({"subset_name": subset} if subset else {}))
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"{location}@{split} could not be loaded from ModelScope: {error}; check the name, the split, the network"

@@ -84,8 +84,16 @@ def split_words(path: Path) -> set[str]:
     return {word for word in SPLIT_WORDS if word in words}
 
 
-def _name_of(location: str) -> str:
-    path = Path(location)
-    while glob.has_magic(path.name) and path.parent != path:  # data/*.jsonl is named after data
+def glob_root(location: str) -> Path:
+    """The part of a path before its first component with a wildcard; a path that exists is taken whole."""
+    path = Path(location).expanduser()
+    while not exists(str(path)) and glob.has_magic(str(path)) and path.parent != path:
         path = path.parent
+    return path
+
+
+def _name_of(location: str) -> str:
+    path = glob_root(location)  # data/*.jsonl is named after data
+    if not exists(location):
+        path = path.with_name(path.name.partition(":")[0]) if path.name else path
     return (path.stem if path.suffix in JSON_KINDS + TABLE_KINDS else path.name) or "data"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from PIL import Image
 
@@ -67,6 +67,8 @@ def inspect_video(value: Any, folder: Path | None, *, fps: float, max_frames: in
         ImageError: no such file, not a video, or a frame that cannot be read.
     """
     if isinstance(value, (list, tuple)):
+        if not value:
+            raise ImageError("not a form of a video", "a video is an empty list", FORMS)
         size, total, source_fps = image_size(value[0], folder), len(value), fps
     else:
         with _opened(value, folder) as capture:
@@ -137,8 +139,8 @@ def _opened(value: Any, folder: Path | None) -> Iterator[Any]:
 
 @contextmanager
 def _as_file(value: Any, folder: Path | None) -> Iterator[str]:
-    if isinstance(value, dict) and (value.get("bytes") is not None or value.get("path")):
-        value = value["path"] if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, dict) and (value.get("bytes") or value.get("path")):
+        value = value.get("bytes") or value["path"]
     if isinstance(value, (bytes, bytearray)):
         with tempfile.NamedTemporaryFile(suffix=".mp4") as file:  # OpenCV reads files only
             file.write(value)
@@ -150,7 +152,9 @@ def _as_file(value: Any, folder: Path | None) -> Iterator[str]:
     text = str(value)
     if text.startswith(("http://", "https://")):
         raise ImageError("video on the web", f"video {describe(value)} is not downloaded", "fetch it, give its path")
-    path = os.path.join(folder or "", unquote(urlsplit(text).path) if text.startswith("file:") else text)
+    if text.startswith("file:"):
+        text = unquote(text.removeprefix("file:").removeprefix("//localhost").removeprefix("//"))
+    path = os.path.join(folder or "", text)
     if "\0" in path or not os.path.isfile(path):
         fix = f"relative paths start from {folder or Path.cwd()} (data.image_dir)"
         raise ImageError("no such video file", f"cannot read video {describe(value)}: no such file", fix)

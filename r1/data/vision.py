@@ -36,7 +36,7 @@ class Vision:
         qwen: Any = processor  # its base class does not declare these
         self.config = config
         self.image_processor, self.tokenizer = qwen.image_processor, qwen.tokenizer
-        self.video_processor = getattr(qwen, "video_processor", None)
+        self.video_processor: Any = getattr(qwen, "video_processor", None)
         self.image_token_id, self.video_token_id = qwen.image_token_id, qwen.video_token_id
         self.start_id, self.end_id = (
             self.tokenizer.convert_tokens_to_ids(token) for token in ("<|vision_start|>", "<|vision_end|>")

@@ -82,18 +82,20 @@ def _cumulative(lengths: list[int]) -> Tensor:
     return F.pad(torch.tensor(lengths).cumsum(0), (1, 0)).to(torch.int32)
 
 
-def choose_backend(name: str, device: torch.device) -> str:
+def choose_backend(name: str, device: torch.device, *, float32: bool = False) -> str:
     """Resolve config.model.attention to flash_attn, varlen or sdpa; ValueError if what was asked for cannot run."""
     has_flash = importlib.util.find_spec("flash_attn") is not None
     has_varlen = importlib.util.find_spec("torch.nn.attention.varlen") is not None
     if name == "auto":
-        if device.type != "cuda":
+        if device.type != "cuda" or float32:  # flash kernels take bfloat16 and float16
             return "sdpa"
         return "flash_attn" if has_flash else "varlen" if has_varlen else "sdpa"
     if name == "flash_attn" and not has_flash:
         raise ValueError("model.attention='flash_attn' but flash-attn is not installed; use 'auto' or install it")
     if name != "sdpa" and device.type != "cuda":
         raise ValueError(f"model.attention={name!r} needs a CUDA device; use 'auto' or 'sdpa'")
+    if name != "sdpa" and float32:
+        raise ValueError(f"model.attention={name!r} computes in bfloat16, not model.precision='float32'; use 'auto'")
     return name
 
 

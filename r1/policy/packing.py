@@ -5,34 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from r1.policy.attention import Packing
 from r1.policy.balance import Piece
+from r1.policy.vision import VisionSpec, as_images, prompt_patches, prompt_positions
 from r1.types import Prompt, Rollout
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VisionSpec:
-    """What packing needs to know of a vision-language model."""
-
-    image_token_id: int
-    merge_size: int  # patches per token along each side
-    patch_dim: int  # values of one flattened patch
-    banned_ids: tuple[int, ...]  # image and video tokens: never part of a response
-
-    @staticmethod
-    def from_config(config: PretrainedConfig) -> "VisionSpec | None":
-        """None for a text model. Covers Qwen2-VL, Qwen2.5-VL, Qwen3-VL."""
-        vision = getattr(config, "vision_config", None)
-        if vision is None:
-            return None
-        return VisionSpec(
-            image_token_id=config.image_token_id,
-            merge_size=vision.spatial_merge_size,
-            banned_ids=tuple(sorted({config.image_token_id, config.video_token_id})),
-            patch_dim=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,8 +18,8 @@ class Microbatch:
 
     input_ids: Tensor  # [1, T] int64
     position_ids: Tensor  # [1, T], or [4, 1, T] for vision-language models: text, then time, height, width
-    pixel_values: Tensor | None  # [patches, patch_dim] float32
-    image_grid_thw: Tensor | None  # [images, 3] int64
+    pixel_values: Tensor | None  # [patches, patch_dim] float32, of images and videos
+    image_grid_thw: Tensor | None  # [images and videos, 3] int64
     packing: Packing
     hidden_index: Tensor  # [R] int64, packed position whose hidden state predicts labels[r]
     labels: Tensor  # [R] int64
@@ -94,31 +71,6 @@ class Microbatch:
         )
 
 
-def mrope_positions(prompt_ids: Sequence[int], grid_thw: Tensor | None, vision: VisionSpec) -> Tensor:
-    """[3, P] int64: time, height and width position of each prompt token (M-RoPE, arXiv 2409.12191, images only).
-
-    Text counts on along all three axes; an image's tokens keep its starting time and spread over rows and columns;
-    what follows an image starts one past its largest position.
-    """
-    grids = (
-        [] if grid_thw is None else [(h // vision.merge_size, w // vision.merge_size) for _, h, w in grid_thw.tolist()]
-    )
-    parts, start, at = [], 0, 0
-    while at < len(prompt_ids):
-        if prompt_ids[at] == vision.image_token_id:
-            height, width = grids.pop(0)
-            cell = torch.arange(height * width)
-            parts.append(torch.stack([torch.zeros_like(cell), cell // width, cell % width]) + start)
-            at, start = at + height * width, start + max(height, width)
-        else:
-            end = at
-            while end < len(prompt_ids) and prompt_ids[end] != vision.image_token_id:
-                end += 1
-            parts.append((torch.arange(end - at) + start).expand(3, -1))
-            at, start = end, start + end - at
-    return torch.cat(parts, dim=1)
-
-
 def pack(
     pieces: Sequence[Piece], prompts: Mapping[int, Prompt], vision: VisionSpec | None, *, with_mask: bool
 ) -> Microbatch:
@@ -134,29 +86,29 @@ def pack(
     """
     ids: list[int] = []
     positions, groups, hidden_index, rollouts, masked = [], [], [], [], []
+    patches: list[tuple[Tensor, Tensor]] = []
     for piece in pieces:
         prompt_ids, prompt = piece.rollouts[0].prompt_ids, prompts[piece.rollouts[0].group]
         if vision is None:
-            prompt_positions = torch.arange(len(prompt_ids))[None]
+            places = torch.arange(len(prompt_ids))[None]
         else:
-            prompt_positions = mrope_positions(prompt_ids, prompt.image_grid_thw, vision)
-        last, following = len(ids) + len(prompt_ids) - 1, int(prompt_positions.max()) + 1
-        ids += prompt_ids
-        positions.append(prompt_positions)
+            places = prompt_positions(prompt, prompt_ids, vision)
+            patches += prompt_patches(prompt, prompt_ids, vision)
+        last, following = len(ids) + len(prompt_ids) - 1, int(places.max()) + 1
+        ids += prompt_ids if vision is None else as_images(prompt_ids, vision)
+        positions.append(places)
         for rollout in piece.rollouts:
             inputs = rollout.response_ids[:-1]
             hidden_index.append(torch.tensor([last]))
             hidden_index.append(torch.arange(len(ids), len(ids) + len(inputs)))
-            positions.append((torch.arange(len(inputs)) + following).expand(len(prompt_positions), -1))
+            positions.append((torch.arange(len(inputs)) + following).expand(len(places), -1))
             ids += inputs
             rollouts.append(rollout)
             masked.append(piece.masked)
         groups.append((len(prompt_ids), [len(r.response_ids) - 1 for r in piece.rollouts]))
-    pixels = [p.pixel_values for p in (prompts[x.rollouts[0].group] for x in pieces) if p.pixel_values is not None]
-    grids = [p.image_grid_thw for p in (prompts[x.rollouts[0].group] for x in pieces) if p.image_grid_thw is not None]
-    if vision is not None and not pixels:
-        pixels = [torch.zeros(vision.merge_size**2, vision.patch_dim)]
-        grids = [torch.tensor([[1, vision.merge_size, vision.merge_size]])]
+    if vision is not None and not patches:
+        blank = torch.zeros(vision.merge_size**2, vision.patch_dim)
+        patches.append((blank, torch.tensor([[1, vision.merge_size, vision.merge_size]])))
         ids.append(vision.image_token_id)
         positions.append(torch.zeros(3, 1, dtype=torch.int64))
         groups.append((1, []))
@@ -167,8 +119,8 @@ def pack(
     return Microbatch(
         input_ids=torch.tensor([ids]),
         position_ids=position_ids,
-        pixel_values=torch.cat(pixels) if pixels else None,
-        image_grid_thw=torch.cat(grids) if grids else None,
+        pixel_values=torch.cat([pixels for pixels, _ in patches]) if patches else None,
+        image_grid_thw=torch.cat([grid for _, grid in patches]) if patches else None,
         packing=Packing.from_groups(groups, with_mask=with_mask),
         hidden_index=torch.cat(hidden_index),
         labels=torch.tensor([t for r in rollouts for t in r.response_ids]),

@@ -23,7 +23,8 @@ from r1.policy.logprobs import Head, Scored
 from r1.policy.model import load_model
 from r1.policy.offload import free_cache, move_model, move_optimizer, reshard
 from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
-from r1.policy.packing import Microbatch, VisionSpec, pack
+from r1.policy.packing import Microbatch, pack
+from r1.policy.vision import VisionSpec
 from r1.types import Prompt, Rollout
 
 CPU = torch.device("cpu")
@@ -40,7 +41,9 @@ class Policy:
 
     def __init__(self, config: Config, ranks: Ranks, num_steps: int) -> None:
         self.config, self.ranks = config, ranks
-        self.backend = choose_backend(config.model.attention, ranks.device)
+        self.backend = choose_backend(
+            config.model.attention, ranks.device, float32=config.model.precision == "float32"
+        )
         register(self.backend)
         self.loss_fn = function_of(config.algorithm.loss, LOSSES, option="algorithm.loss")
         self.model = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=True)

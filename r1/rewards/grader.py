@@ -73,7 +73,7 @@ def is_gradable(gold: object) -> bool:
         return True
     if repr(gold) not in _warned and len(_warned) < MAX_WARNINGS:
         _warned.add(repr(gold))
-        _log.warning("every response to a row gets accuracy 0: its gold answer is %.80r, and %s", gold, fault)
+        _log.warning("WARNING gold answer %.80r: %s; every response to its row gets accuracy 0", gold, fault)
     return False
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from r1.rewards.grader_equal import constant_ratio, same_value, symbols_of
 from r1.rewards.grader_parse import Node
 from r1.rewards.grader_ranges import is_condition, ranges_of, same_ranges
-from r1.rewards.grader_value import Evaluator, Undefined
+from r1.rewards.grader_value import Evaluator, Undefined, is_real
 
 SCALARS = {"num", "sym", "const", "neg", "add", "mul", "div", "pow", "fn"}
 NEGATED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
@@ -36,14 +36,19 @@ def definition(node: Node) -> tuple[Node | None, Node]:
         return None, node
     left, *values = node[2]
     named = left[0] == "sym" or (left[0] == "seq" and all(item[0] == "sym" for item in left[3]))
-    applied = left[0] == "mul" and left[1][0] == "sym" and left[2][0] == "sym"  # P(x), read as a product
-    if not named and not (applied and left[1][1].isupper()):
+    applied = left[0] == "mul" and left[1][0] == "sym" and left[1][1].isupper() and left[2][0] == "sym"  # P(x)
+    applied = applied or (left[0] == "div" and all(_differential(part) for part in left[1:]))  # dy/dx
+    if not named and not applied:
         return None, node
     if symbols_of(left) & symbols_of(tuple(values)) and not applied and "(" not in str(left[1]):
         return None, node  # x = x + y defines nothing
     if any(not _same_values(other, values[0]) for other in values[1:]):
         return None, node
     return left, values[-1]
+
+
+def _differential(node: Node) -> bool:
+    return node == ("sym", "d") or (node[0] == "mul" and node[1] == ("sym", "d") and node[2][0] == "sym")
 
 
 def _constant(node: Node) -> bool:
@@ -69,6 +74,7 @@ def _same_values(answer: Node, gold: Node) -> bool:
         return _same_conditions(answer, gold)
     if answer[0] == "rel" and gold[0] == "rel":
         return _same_relation(answer, gold)
+    answer, gold = _as_point(answer, gold), _as_point(gold, answer)
     if gold[0] in ("list", "set") or answer[0] in ("list", "set"):
         return _same_items(_items(answer), _items(gold))
     answer, gold = _as_matrix(answer, gold), _as_matrix(gold, answer)
@@ -131,6 +137,17 @@ def _pairwise(answer: tuple[Node, ...], gold: tuple[Node, ...]) -> bool:
     return len(answer) == len(gold) and all(same_answer(a, b) for a, b in zip(answer, gold, strict=True))
 
 
+def _as_point(node: Node, other: Node) -> Node:
+    """x = 1, y = 2 as (1, 2), in the order of the names, where the other side is a tuple."""
+    if node[0] != "list" or other[:3] != ("seq", "(", ")"):
+        return node
+    named = [definition(item) for item in node[1]]
+    names = [name[1] for name, _ in named if name is not None and name[0] == "sym"]
+    if len(set(names)) < len(named):
+        return node
+    return ("seq", "(", ")", tuple(value for _, value in sorted(named, key=lambda pair: str(pair[0]))))
+
+
 def _as_matrix(node: Node, other: Node) -> Node:
     """[[1, 2], [3, 4]] as a matrix where the other side is one."""
     if other[0] == "matrix" and node[0] == "seq" and node[1] == "[":
@@ -186,14 +203,18 @@ def _decimal(node: Node) -> tuple[Fraction, int, int] | None:
 
 
 def _rounds(decimal: tuple[Fraction, int, int], exact: Node) -> bool:
-    """Whether the decimal is the exact value up to one unit in its last place; only where it has one."""
+    """Whether the decimal is the exact value rounded or cut off; only where it has six digits or more."""
     value, digits, places = decimal
     if digits < 6 or places < 1:
         return False
     try:
         evaluator = Evaluator({}, 60)
-        difference = evaluator.number(evaluator(exact)) - evaluator.number(value)
-        return bool(abs(difference) < evaluator.mp.mpf(10) ** -places)
+        full, written = evaluator(exact), evaluator.number(value)
+        if not is_real(full) or full * written <= 0:
+            return False
+        unit = evaluator.mp.mpf(10) ** -places
+        left_out = abs(evaluator.number(full)) - abs(written)
+        return bool(-unit / 2 <= left_out < unit)
     except Undefined:
         return False
 

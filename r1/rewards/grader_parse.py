@@ -61,7 +61,8 @@ def tokenize(text: str) -> list[Token]:
         elif match["matrix"]:
             tokens.append(Token("matrix", ("begin " if "begin" in found[:6] else "end ") + match["kind"], glued))
         elif match["word"]:
-            tokens += _split_word(found, formula, glued)
+            after_number = glued and bool(tokens) and tokens[-1].kind == "number"  # 2abc
+            tokens += _split_word(found, formula or after_number, glued)
         elif match["command"] and found[1:] in FUNCTIONS - {"sqrt"}:
             tokens.append(Token("function", found[1:], glued))
         elif match["command"] and (found[1:] in GREEK or found in (r"\pi", r"\infty")):

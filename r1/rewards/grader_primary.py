@@ -121,7 +121,11 @@ def name(parser: Parser) -> Node:
     while parser.peek() in ("'", r"\prime"):
         parser.take()
         text += "'"
-    if (text.rstrip("'") in ("f", "g") or text.endswith("'")) and parser.peek() == "(":
+    inverse = [token.text for token in parser.tokens[parser.at : parser.at + 6]] == ["^", "{", "-", "1", "}", "("]
+    if text in ("f", "g", "h") and inverse:
+        parser.at += 5
+        text += "^{-1}"
+    if (text.rstrip("'") in ("f", "g", "f^{-1}", "g^{-1}", "h^{-1}") or text.endswith("'")) and parser.peek() == "(":
         inside = brackets(parser)
         return ("sym", f"{text}({inside!r})")  # an unknown function is a number of its own at each argument
     return ("sym", text)

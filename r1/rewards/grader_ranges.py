@@ -71,6 +71,8 @@ def _inequality(node: Node) -> list[Range] | None:
         if operands[1][0] == "sym":
             operators, operands = (FLIPPED[operators[0]],), operands[::-1]
         bound = operands[1]
+        if operands[0][:2] == ("fn", "abs") and not symbols_of(bound) and _position(bound) > 0:
+            return _absolute(operands[0][2][0], operators[0], bound)
         if operands[0][0] != "sym" or symbols_of(bound):
             return None
         if operators[0] == "!=":
@@ -86,6 +88,16 @@ def _inequality(node: Node) -> list[Range] | None:
     if set(operators) <= {">", ">="}:
         return [(operands[2], operators[1] == ">=", operands[0], operators[0] == ">=")]
     return None
+
+
+def _absolute(inside: Node, operator: str, bound: Node) -> list[Range] | None:
+    """|x| < 3 and the like, for a bound above 0."""
+    if inside[0] != "sym" or operator == "!=":
+        return None
+    closed = operator in ("<=", ">=")
+    if operator in ("<", "<="):
+        return [(("neg", bound), closed, bound, closed)]
+    return [(MINUS_INFINITY, False, ("neg", bound), closed), (bound, closed, INFINITY, False)]
 
 
 def _without(ranges: list[Range], points: tuple[Node, ...]) -> list[Range]:

@@ -105,7 +105,8 @@ def extract_answer(text: str, forms: tuple[str, ...] | list[str] = FORMS) -> str
 def clean(text: str) -> str:
     """One spelling for what means the same: no math delimiters, sizing, spacing or outer text commands."""
     text = re.sub(r"√\s*(\d+|\w)", r"\\sqrt{\1}", text.strip()).replace("√", r"\sqrt")
-    text = "".join(SYMBOLS.get(c, c) for c in text)
+    text = re.sub(r"(?<!\\)\\$", "", "".join(SYMBOLS.get(c, c) for c in text))  # of a space at the end
+    text = re.sub(r"\\degree(?![a-zA-Z])", r"^\\circ ", text)
     text = THOUSANDS.sub(lambda m: m[1] + m[2].replace(m["gap"], ""), text)
     if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):
         text = text.replace(" ", "")
@@ -121,9 +122,22 @@ def clean(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip().rstrip(" .,;")
     while match := OUTER.fullmatch(text):
         text = next(group for group in match.groups() if group is not None).strip().rstrip(" .,;")
+    text = _exact_part(text)
     if text.count("$") - text.count(r"\$") >= 2:  # several formulas, as in `$2$ or $3$`
         text = re.sub(r"(?<!\\)\$", " ", text)
     return re.sub(r"\s+", " ", text).strip()
+
+
+def _exact_part(text: str) -> str:
+    """`\\frac{22}{7} \\approx 3.14` without its rounding; x \\approx 7 and \\approx 7 as what is given."""
+    exact, approximate, rounded = (
+        part.strip() for part in re.sub(r"\\simeq|\\doteq", r"\\approx", text).partition(r"\approx")
+    )
+    if not approximate:
+        return text
+    if re.fullmatch(r"\\?[a-zA-Z]+", exact) and exact != r"\pi":
+        return f"{exact} = {rounded}"
+    return exact or rounded
 
 
 class Decimals(NamedTuple):
@@ -166,7 +180,7 @@ def split_unit(text: str) -> tuple[str, str]:
     plain = match["plain"]
     if plain is not None:
         wordlike = match["space"] and re.fullmatch(r"[A-Za-z]{3,}[a-z./ A-Z]*|in", plain) and "  " not in plain
-        short = all(part in SHORT_UNITS for part in plain.split("/"))  # also m/s
+        short = all(part.strip() in SHORT_UNITS for part in plain.split("/"))  # also m/s
         if not (wordlike or short) or NO_UNIT.match(plain):
             return text, ""
     elif match["latex"] is not None and (NO_UNIT.match(match["latex"].strip()) or match["value"].endswith("frac}")):
@@ -179,7 +193,7 @@ def _unit_name(match: re.Match[str]) -> str:
         return "°" + match["scale"]
     if match["mark"]:
         return match["mark"].lstrip("\\")
-    name = " ".join((match["latex"] or match["plain"] or "").replace(".", "").split())
+    name = " ".join((match["latex"] or match["plain"] or "").replace(".", "").split()).replace(" / ", "/")
     power = match["power"] or match["power2"]
     for word, exponent in (("square", "2"), ("sq", "2"), ("cubic", "3"), ("cu", "3")):
         if name.lower().startswith(word + " "):

@@ -156,6 +156,14 @@ class Evaluator:
             raise Undefined("factorial")
         return self.mp.factorial(self.number(value))
 
+    def binomial(self, top: Value, bottom: Value) -> Value:
+        """For a variable on top: (n choose 2) is n (n - 1) / 2 wherever n is."""
+        if _whole(bottom) and 0 <= bottom <= 50 and isinstance(top, Fraction):
+            return math.prod(((top - i) / (i + 1) for i in range(int(bottom))), start=Fraction(1))
+        if max(abs(top), abs(bottom)) > 1000:
+            raise Undefined("too large")
+        return self.mp.binomial(self.number(top), self.number(bottom))
+
     def apply_exact(self, name: str, values: list[Value]) -> Value:
         if not all(is_real(value) for value in values):
             raise Undefined(f"{name} of complex numbers")
@@ -166,7 +174,9 @@ class Evaluator:
             return Fraction(math.floor(value) if name == "floor" else math.ceil(value))
         if name in ("max", "min"):
             return (max if name == "max" else min)(values)
-        if not all(_rational(v) and v.denominator == 1 and 0 <= v <= 10**5 for v in values):
+        if name == "binomial" and not _whole(values[0]):
+            return self.binomial(*values)
+        if not all(_whole(v) and 0 <= v <= 10**5 for v in values):
             raise Undefined(name)
         whole = [int(v) for v in values]
         if name == "binomial":
@@ -185,6 +195,10 @@ def _context(digits: int) -> Any:
         contexts[digits] = mpmath.mp.clone()
         contexts[digits].dps = digits
     return contexts[digits]
+
+
+def _whole(value: Value) -> bool:
+    return isinstance(value, Fraction) and value.denominator == 1
 
 
 def _rational(value: Value) -> bool:

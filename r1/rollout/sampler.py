@@ -120,6 +120,9 @@ class Sampler:
                 )
         self.engine.sleep()
         self.synced = None
+        if algorithm.filter_by != "off" or self.draws < self.config.num_steps(loader.num_rows):
+            # Made while this batch trains.
+            loader.prefetch(self.draws + 1, self.ranks.engine_share(len(batch.rows)), keep=batch.rows)
         self.policy.after_sampling()
         return batch
 

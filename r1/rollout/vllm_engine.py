@@ -91,7 +91,7 @@ class VllmEngine:
         if config.model.override_config:
             arguments["hf_overrides"] = functools.partial(override_fields, overrides=config.model.override_config)
         if self._facts.image_token_id is not None:
-            arguments["limit_mm_per_prompt"] = {"image": rollout.limit_images, "video": 0}
+            arguments["limit_mm_per_prompt"] = {"image": rollout.limit_images, "video": rollout.limit_videos}
             arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
             arguments["mm_processor_kwargs"] = mm_processor_kwargs or None
         return arguments
@@ -160,8 +160,8 @@ class VllmEngine:
         requests, params, owners = [], [], []
         for prompt, group in zip(prompts, groups, strict=True):
             request: dict[str, Any] = {"prompt_token_ids": prompt.sampler_ids}
-            if prompt.images:
-                request["multi_modal_data"] = {"image": prompt.images}
+            if media := self._media(prompt):
+                request["multi_modal_data"] = media
             for sample in range(sampling.n):
                 requests.append(request)
                 params.append(self._request_params(sampling, request_seed(sampling.seed, group, sample)))
@@ -174,6 +174,12 @@ class VllmEngine:
             _rollout(output, prompt, group=group, sample=sample)
             for output, (prompt, group, sample) in zip(outputs, owners, strict=True)
         ]
+
+    def _media(self, prompt: Prompt) -> dict[str, Any]:
+        """A prompt's images and videos as vLLM takes them, at their final sizes; Qwen2-VL knows no times of frames."""
+        timed = self._facts.hf_config.model_type != "qwen2_vl"
+        videos = [(frames, about | {"do_sample_frames": False}) if timed else frames for frames, about in prompt.videos]
+        return {name: items for name, items in (("image", prompt.images), ("video", videos)) if items}
 
     def _request_params(self, sampling: SamplingParams, seed: int) -> "VllmSamplingParams":
         from vllm import SamplingParams as VllmSamplingParams
