@@ -3,8 +3,8 @@
     make demo        # or: python tools/make_demo.py && torchrun --nproc_per_node 2 -m r1.train --config configs/demo.py
 
 Hardware: two CPU cores and 8 GiB of memory; about five minutes of training.
-Expect: `val/held_out/accuracy` on held-out pictures from about 0.2 to above 0.8. Without the picture 0.2 is the most that
-any policy can reach: every question comes with each of its five answers equally often.
+Expect: `val/held_out/accuracy` on held-out pictures from about 0.35 to above 0.9. Without the picture 0.2 is the most
+that any policy can reach: every question comes with each of its five answers equally often.
 """
 
 from r1.config import (
@@ -41,8 +41,8 @@ config = Config(
     ),
     reward=RewardConfig(function="math", kwargs={"format_weight": 0.0}, num_workers=1),
     algorithm=AlgorithmConfig(kl_coef=0.0),
-    optim=OptimConfig(lr=5e-4, betas=(0.9, 0.99), weight_decay=0.0),
+    optim=OptimConfig(lr=5e-4, schedule="linear", betas=(0.9, 0.99), weight_decay=0.0),
     update=UpdateConfig(global_batch_size=16, max_tokens_per_microbatch=2048),
     parallel=ParallelConfig(offload_optimizer=False),
-    trainer=TrainerConfig(experiment_name="demo", max_steps=60, val_freq=10, total_epochs=1),
+    trainer=TrainerConfig(experiment_name="demo", max_steps=50, val_freq=10, total_epochs=1),
 )

@@ -245,6 +245,9 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # all is saved and closed: threads of vLLM or torch that abort at exit must not undo that
     except Exception as error:  # noqa: BLE001
         # A rank that fails must be gone at once, or the others wait for it in a collective: no clean-up that may hang.
         traceback.print_exc()

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-COLORS = {"red": (220, 40, 40), "green": (40, 170, 60), "blue": (50, 80, 220), "yellow": (235, 200, 30)}
+COLORS = {"red": (255, 0, 0), "green": (0, 220, 0), "blue": (0, 0, 255), "yellow": (255, 255, 0)}
 SHAPES = {"circle": "circles", "square": "squares", "triangle": "triangles"}
 ANSWERS = (0, 1, 2, 3, 4)
 GRID = 3  # cells a side
 CELL = 28  # pixels: one merged vision token of Qwen2.5-VL, so a picture is 9 tokens
 SIZE = GRID * CELL
-BACKGROUND = (245, 245, 245)
+BACKGROUND = (122, 116, 104)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ def draw_shapes(question: Question, answer: int, rng: random.Random) -> list[Sha
             if attribute == question.attribute:
                 values = [v for v in values if (v == question.value) == (i < answer)]
             looks[attribute] = rng.choice(values)
-        width = rng.randint(15, 23)
+        width = rng.randint(17, 23)
         left, top = ((c * CELL) + rng.randint(1, CELL - 2 - width) for c in (cell % GRID, cell // GRID))
         shapes.append(Shape(left=left, top=top, width=width, **looks))
     return shapes

@@ -2,9 +2,9 @@
 
     python tools/make_demo.py [--output runs/demo-data]
 
-The model first learns to see (supervised, right answers), then to answer as the teacher does: right a third of the time,
-else mostly one too many. Greedy, it is then wrong more often than right. What GRPO has to find, from rewards on
-pictures the teacher never saw, is which of the answers the model gives are right.
+The model first learns to see (supervised, right answers), then to answer as the teacher does: right 43% of the time,
+else one too many. Greedy, it is then wrong more often than right. What GRPO has to find, from rewards on pictures the
+teacher never saw, is which of the answers the model gives are right.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from demo_model import build_model, build_processor, build_tokenizer, save
 from demo_pictures import ANSWERS, QUESTIONS, SIZE, make_rows, write_rows
 
 TRAIN_ROWS, VAL_ROWS, TEACHER_ROWS = 2000, 200, 4000
-BATCH, LR = 64, 1e-3
-RIGHT, ONE_TOO_MANY = 0.35, 0.45  # of the teacher's answers; the others are any
+BATCH, LR, MAX_GRAD_NORM = 64, 1e-3, 0.15
+RIGHT = 0.43  # of the teacher's answers; the others are one too many
 
 Row = tuple[object, str, str]
 
@@ -33,7 +33,7 @@ class Classroom:
     """Rows as tensors, supervised steps on them, and what the model thinks of them."""
 
     def __init__(self, seed: int) -> None:
-        texts = [q.text for q in QUESTIONS] + ["user assistant \\boxed{0}"]
+        texts = [*(q.text for q in QUESTIONS), "user assistant \\boxed{0}"]
         self.tokenizer = build_tokenizer(texts * 2)
         self.processor = build_processor(self.tokenizer, SIZE * SIZE)
         self.model = build_model(self.tokenizer, seed)
@@ -93,21 +93,18 @@ class Classroom:
 
 
 def teacher(answer: str, rng: random.Random) -> str:
-    """What the careless teacher says: right, one too many (from the top back to 0), or anything."""
-    draw = rng.random()
-    if draw < RIGHT:
-        return answer
-    return str((int(answer) + 1) % len(ANSWERS)) if draw < RIGHT + ONE_TOO_MANY else str(rng.choice(ANSWERS))
+    """What the careless teacher says: the right answer, or one too many (from the top back to 0)."""
+    return answer if rng.random() < RIGHT else str((int(answer) + 1) % len(ANSWERS))
 
 
 def warm_start(room: Classroom, rows: Sequence[Row], probe: Sequence[Row], see: int, copy: int, seed: int) -> None:
     """`see` supervised steps on the right answers, then `copy` on the teacher's."""
     pixels, grids, prompts = room.encode(rows)
     rng, order, began = random.Random(seed), list(range(len(rows))), time.monotonic()
-    optimizer = torch.optim.AdamW(room.model.parameters(), lr=LR, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(room.model.parameters(), lr=LR, betas=(0.9, 0.999))
     for step in range(see + copy):
         for group in optimizer.param_groups:
-            group["lr"] = LR * min(1.0, (step + 1) / 20, max(0.2, 2 - 2 * step / (see + copy)))
+            group["lr"] = LR * min(1.0, (step + 1) / 20)
         if step * BATCH % len(order) < BATCH:
             rng.shuffle(order)
         chosen = [order[(step * BATCH + i) % len(order)] for i in range(BATCH)]
@@ -115,6 +112,7 @@ def warm_start(room: Classroom, rows: Sequence[Row], probe: Sequence[Row], see: 
         loss = room.loss([prompts[i] for i in chosen], answers, pixels[chosen], grids[chosen])
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(room.model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         if step % 50 == 49 or step + 1 == see + copy:
             greedy, sampled = room.accuracy(probe)

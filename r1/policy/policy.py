@@ -16,6 +16,7 @@ from r1.algorithms.kl import KL_PENALTIES
 from r1.algorithms.loss import LOSSES, Tokens, kl_to_reference, microbatch_loss
 from r1.algorithms.named import function_of
 from r1.config import Config
+from r1.faults import is_out_of_memory, out_of_memory
 from r1.parallel import Ranks, gather_objects
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import plan_minibatch
@@ -41,9 +42,7 @@ class Policy:
 
     def __init__(self, config: Config, ranks: Ranks, num_steps: int) -> None:
         self.config, self.ranks = config, ranks
-        self.backend = choose_backend(
-            config.model.attention, ranks.device, float32=config.model.precision == "float32"
-        )
+        self.backend = choose_backend(config.model.attention, ranks.device, float32=config.model.precision == "float32")
         register(self.backend)
         self.loss_fn = function_of(config.algorithm.loss, LOSSES, option="algorithm.loss")
         self.model = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=True)
@@ -149,7 +148,7 @@ class Policy:
         with tqdm(total=sum(len(m) for m, _ in steps), desc="update", leave=False, disable=quiet) as bar:
             for minibatch, valid_tokens in steps:
                 for microbatch in minibatch:
-                    for name, value in self._backward(microbatch, valid_tokens).items():
+                    for name, value in self._backward_or_explain(microbatch, valid_tokens).items():
                         totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     bar.update()
                 norm, stepped = optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)
@@ -175,6 +174,17 @@ class Policy:
         if self.config.parallel.offload_optimizer:
             move_optimizer(self.optimizer, CPU)
         return metrics
+
+    def _backward_or_explain(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
+        """_backward, whose out-of-memory errors say what the microbatch held and what to lower."""
+        try:
+            return self._backward(microbatch, global_valid_tokens)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            pixels = microbatch.pixel_values
+            held = {"tokens": microbatch.input_ids.numel(), "responses": len(microbatch.rollouts)}
+            raise out_of_memory(error, held | {"patches": 0 if pixels is None else len(pixels)}) from error
 
     def _backward(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
         """Add this microbatch's gradient; returns its detached metrics, to be summed over microbatches and ranks."""

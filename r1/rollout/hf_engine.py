@@ -141,7 +141,7 @@ class HfEngine:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         if self._facts.image_token_id is not None:
             inputs["mm_token_type_ids"] = (ids == self._facts.image_token_id).long()
-        if prompt.pixel_values is not None:
+        if prompt.pixel_values is not None and prompt.image_grid_thw is not None:
             inputs["pixel_values"] = prompt.pixel_values.to(self._device, self._model.dtype).repeat(n, 1)
             inputs["image_grid_thw"] = prompt.image_grid_thw.to(self._device).repeat(n, 1)
         return inputs

@@ -123,7 +123,7 @@ class VllmEngine:
         self._llm.reset_mm_cache()
         self._llm.llm_engine.reset_encoder_cache()
 
-    def _load(self, model: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
+    def _load(self, model: Any, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
         """Load into vLLM's module; returns the names of its parameters that no tensor reached."""
         expected = {name for name, _ in model.named_parameters()}
         if self._device.type != "cpu":
@@ -236,22 +236,23 @@ def _register_loader() -> None:
 def _rollout(output: "RequestOutput", prompt: Prompt, *, group: int, sample: int) -> Rollout:
     if output.prompt_token_ids != prompt.prompt_ids:
         raise ValueError(
-            f"row {prompt.row}: vLLM made {len(output.prompt_token_ids)} tokens of the prompt, the trainer's processor "
+            f"row {prompt.row}: vLLM made {len(output.prompt_token_ids or [])} tokens of the prompt, the trainer's processor "
             f"{len(prompt.prompt_ids)}; the two must agree. Check that mm_processor_kwargs keeps the pictures' sizes "
             f"(here {[image.size for image in prompt.images]}) and that model.tokenizer_path fits the model"
         )
     response = output.outputs[0]
+    logprobs: Any = response.logprobs  # one flat list, as flat_logprobs asks for
     return make_rollout(
         prompt.prompt_ids,
         list(response.token_ids),
-        list(response.logprobs.logprobs),
+        list(logprobs.logprobs),
         group=group,
         sample=sample,
         truncated=response.finish_reason == "length",
     )
 
 
-def _bar(*args: Any, **kwargs: Any) -> tqdm:
+def _bar(*args: Any, **kwargs: Any) -> Any:
     """vLLM's two bars as one: it shows the requests' progress, not the queueing before it."""
     queueing = not str(kwargs.get("desc", "")).startswith("Processed")
     return tqdm(*args, **kwargs | {"desc": "rollout", "disable": queueing, "unit": "response"})
