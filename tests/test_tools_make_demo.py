@@ -56,7 +56,7 @@ def test_supervised_steps_lower_the_loss_and_right_answers_are_found(tmp_path):
     pixels, grids, prompts = room.encode(rows)
     answers = [r[2] for r in rows]
     first = float(room.loss(prompts, answers, pixels, grids).detach())
-    make_demo.warm_start(room, rows, rows, see=12, copy=0, seed=0)
+    make_demo.warm_start(room, rows, rows, steps=12, seed=0)
     assert float(room.loss(prompts, answers, pixels, grids).detach()) < first - 1
     greedy, sampled = room.accuracy(rows)
     assert 0 <= sampled <= 1 and 0 <= greedy <= 1

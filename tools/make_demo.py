@@ -2,9 +2,9 @@
 
     python tools/make_demo.py [--output runs/demo-data]
 
-The model first learns to see (supervised, right answers), then to answer as the teacher does: right 43% of the time,
-else one too many. Greedy, it is then wrong more often than right. What GRPO has to find, from rewards on pictures the
-teacher never saw, is which of the answers the model gives are right.
+The teacher is right 43% of the time and else says one too many, so the model that imitates it (supervised steps) sees,
+but is wrong more often than right. What GRPO has to find, from rewards on pictures the teacher never saw, is which of
+its two answers is the right one.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Classroom:
 
     def loss(self, prompts: Sequence[list[int]], answers: Sequence[str], pixels: Tensor, grids: Tensor) -> Tensor:
         """Mean cross-entropy of the answers' tokens."""
-        replies = [self.tokenizer.encode(f"\\boxed{{{a}}}") + [self.tokenizer.eos_token_id] for a in answers]
+        replies = [[*self.tokenizer.encode(f"\\boxed{{{a}}}"), self.tokenizer.eos_token_id] for a in answers]
         logits = self.logits([p + r for p, r in zip(prompts, replies, strict=True)], pixels, grids)
         parts = [
             cross_entropy(row[len(p) - 1 : len(p) + len(r) - 1], torch.tensor(r))
@@ -97,36 +97,35 @@ def teacher(answer: str, rng: random.Random) -> str:
     return answer if rng.random() < RIGHT else str((int(answer) + 1) % len(ANSWERS))
 
 
-def warm_start(room: Classroom, rows: Sequence[Row], probe: Sequence[Row], see: int, copy: int, seed: int) -> None:
-    """`see` supervised steps on the right answers, then `copy` on the teacher's."""
+def warm_start(room: Classroom, rows: Sequence[Row], probe: Sequence[Row], steps: int, seed: int) -> None:
+    """Supervised steps on the teacher's answers."""
     pixels, grids, prompts = room.encode(rows)
     rng, order, began = random.Random(seed), list(range(len(rows))), time.monotonic()
     optimizer = torch.optim.AdamW(room.model.parameters(), lr=LR, betas=(0.9, 0.999))
-    for step in range(see + copy):
+    for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = LR * min(1.0, (step + 1) / 20)
         if step * BATCH % len(order) < BATCH:
             rng.shuffle(order)
         chosen = [order[(step * BATCH + i) % len(order)] for i in range(BATCH)]
-        answers = [rows[i][2] if step < see else teacher(rows[i][2], rng) for i in chosen]
+        answers = [teacher(rows[i][2], rng) for i in chosen]
         loss = room.loss([prompts[i] for i in chosen], answers, pixels[chosen], grids[chosen])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(room.model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
-        if step % 50 == 49 or step + 1 == see + copy:
+        if step % 50 == 49 or step + 1 == steps:
             greedy, sampled = room.accuracy(probe)
-            lesson = "see" if step < see else "copy"
-            print(f"warm start {step + 1}/{see + copy} ({lesson}): loss {float(loss.detach()):.3f}, held-out accuracy "
-                  f"greedy {greedy:.2f}, sampled {sampled:.2f}, {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+            seconds = time.monotonic() - began
+            print(f"warm start {step + 1}/{steps}: loss {float(loss.detach()):.3f}, held-out accuracy "
+                  f"greedy {greedy:.2f}, sampled {sampled:.2f}, {seconds:.0f} s", flush=True)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/demo-data"), help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="of pictures, weights and lessons")
-    parser.add_argument("--see", type=int, default=400, help="supervised steps on right answers")
-    parser.add_argument("--copy", type=int, default=60, help="supervised steps on the teacher's answers")
+    parser.add_argument("--steps", type=int, default=250, help="supervised steps on the teacher's answers")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     val = make_rows(VAL_ROWS, options.seed + 2)
@@ -137,7 +136,7 @@ def main() -> None:
     print(
         f"{TRAIN_ROWS} pictures to train on, {VAL_ROWS} held out; a model of {count / 1e6:.2f}M parameters", flush=True
     )
-    warm_start(room, make_rows(TEACHER_ROWS, options.seed + 3), val, options.see, options.copy, options.seed)
+    warm_start(room, make_rows(TEACHER_ROWS, options.seed + 3), val, options.steps, options.seed)
     save(room.model, room.processor, options.output / "model")
     greedy, sampled = room.accuracy(val)
     blind, _ = room.accuracy(val, blind=True)

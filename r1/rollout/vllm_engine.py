@@ -236,7 +236,7 @@ def _register_loader() -> None:
 def _rollout(output: "RequestOutput", prompt: Prompt, *, group: int, sample: int) -> Rollout:
     if output.prompt_token_ids != prompt.prompt_ids:
         raise ValueError(
-            f"row {prompt.row}: vLLM made {len(output.prompt_token_ids or [])} tokens of the prompt, the trainer's processor "
+            f"row {prompt.row}: vLLM made {len(output.prompt_token_ids or [])} tokens of the prompt, our processor "
             f"{len(prompt.prompt_ids)}; the two must agree. Check that mm_processor_kwargs keeps the pictures' sizes "
             f"(here {[image.size for image in prompt.images]}) and that model.tokenizer_path fits the model"
         )
