@@ -5,7 +5,7 @@ export PYTHONUNBUFFERED=1                                  # a log file shows a 
 export TOKENIZERS_PARALLELISM="${TOKENIZERS_PARALLELISM:-true}"  # batches decode on all cores; unset, it turns off at a fork
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"             # ranks share the host's cores; torchrun's own default, said aloud
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"                    # says why a link fails, and nothing else
-export VLLM_LOGGING_LEVEL="${VLLM_LOGGING_LEVEL:-WARNING}" # one engine a rank: its INFO lines drown the step line
+export VLLM_LOGGING_LEVEL="${VLLM_LOGGING_LEVEL:-ERROR}" # one engine a rank: its lines, false warnings at each sync among them, drown the step line
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:False}"  # vLLM's sleep mode refuses True
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}"  # seconds for ranks to save after SIGTERM; torch >= 2.13
 export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"  # NCCL's flight recorder: the last collectives of each rank ...

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -104,14 +105,18 @@ def _read(metrics: Path) -> list[dict[str, float]]:
 
 
 def _end(run: subprocess.Popen) -> None:
-    """End torchrun, which ends its ranks: politely, after 30 s by force."""
-    if run.poll() is None:
-        run.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(timeout=60)
-    if run.poll() is None:
-        run.kill()
-        run.wait()
+    """End torchrun and its ranks at once: asked politely, the trainer would save a checkpoint first."""
+    for pid in [run.pid, *_children(run.pid)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run.wait()
+
+
+def _children(pid: int) -> list[int]:
+    """Process ids of pid's children and theirs."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    children = [int(word) for word in found.stdout.split()]
+    return children + [deeper for child in children for deeper in _children(child)]
 
 
 def summarize(steps: Sequence[dict[str, float]], work: Work) -> dict[str, dict[str, float]]:
