@@ -4,7 +4,8 @@
     torchrun --nproc_per_node 1 -m r1.train --config configs/demo_text.py   # after python tools/make_demo_text.py
 
 Hardware: one GPU (minutes), or CPU cores and patience with --model.precision float32.
-Expect: `val/held_out/accuracy` at least doubles; the README has the measured figures.
+Expect (one H200, 144 s): greedy `val/held_out/accuracy` from 0.56 to above 0.9; sampled in training (`reward/accuracy`)
+from 0.18 to 0.99.
 """
 
 from r1.config import (

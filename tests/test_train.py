@@ -184,3 +184,14 @@ def test_a_killed_rank_ends_all_within_30_seconds(here):
     assert "SIGKILL" in output or "exitcode  : -9" in output
     for pid in ranks:
         assert subprocess.run(["ps", "-p", str(pid)], capture_output=True, check=False).returncode != 0
+
+
+def test_one_engine_over_two_ranks_trains_on_both(here):
+    done = train(here, "tp2", "--trainer.max_steps", "1", "--rollout.tensor_parallel_size", "2",
+                 "--trainer.val_before_train", "False")  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    step = metrics(here, "tp2")[0]
+    # 8 prompts x 4 responses, each counted once although both ranks hold the engine's outputs.
+    assert step["mismatch/abs_max"] < 1e-4 and step["policy/grad_norm"] > 0
+    samples = (here / "runs" / "tp2" / "samples.jsonl").read_text().splitlines()
+    assert samples

