@@ -7,7 +7,12 @@ from torch import Tensor
 
 from r1.config import AlgorithmConfig
 
-LOG_RATIO_BOUND = 20.0
+LOG_RATIO_BOUND = 20.0  # exp(20) = 4.9e8: products with advantages stay finite in float32
+
+
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(log_ratio), within exp(-20) and exp(20)."""
+    return torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 def sequence_sum(x: Tensor, owners: Tensor) -> Tensor:
@@ -28,7 +33,7 @@ def off(log_ratio: Tensor, owners: Tensor, config: AlgorithmConfig) -> Tensor:
 
 def token_truncate(log_ratio: Tensor, owners: Tensor, config: AlgorithmConfig) -> Tensor:
     """min(ratio, high) of each token: truncated importance sampling (Yao et al. 2025, off-policy RL training)."""
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().clamp(max=config.correction_high)
+    return bounded_ratio(log_ratio).clamp(max=config.correction_high)
 
 
 def sequence_truncate(log_ratio: Tensor, owners: Tensor, config: AlgorithmConfig) -> Tensor:
@@ -38,13 +43,13 @@ def sequence_truncate(log_ratio: Tensor, owners: Tensor, config: AlgorithmConfig
 
 def token_mask(log_ratio: Tensor, owners: Tensor, config: AlgorithmConfig) -> Tensor:
     """The ratio where it lies in [low, high], else 0: IcePop (arXiv 2510.18855)."""
-    ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    ratio = bounded_ratio(log_ratio)
     return ratio * ((ratio >= config.correction_low) & (ratio <= config.correction_high))
 
 
 def sequence_mask(log_ratio: Tensor, owners: Tensor, config: AlgorithmConfig) -> Tensor:
     """1 for responses whose geometric mean ratio lies in [low, high], else 0: rejects whole responses."""
-    ratio = sequence_mean(log_ratio, owners).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    ratio = bounded_ratio(sequence_mean(log_ratio, owners))
     return ((ratio >= config.correction_low) & (ratio <= config.correction_high)).float()
 
 

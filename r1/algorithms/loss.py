@@ -6,11 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1.algorithms.correction import CORRECTIONS, sequence_mean
+from r1.algorithms.correction import CORRECTIONS, bounded_ratio, sequence_mean
 from r1.algorithms.kl import KL_PENALTIES
 from r1.config import AlgorithmConfig
-
-LOG_RATIO_BOUND = 20.0  # exp(20) = 4.9e8: products with advantages stay finite in float32
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,10 +24,6 @@ class Tokens:
     loss_mask: Tensor  # [T] bool. All False is legal: the loss is 0 and still reaches every parameter
     weights: Tensor  # [T] float32, of each token in the loss, over the whole minibatch and all ranks; 0 where masked
     kl: Tensor | None = None  # [T] float32 nats, to the reference, with gradient; None: no KL in the loss
-
-
-def _ratio(log_ratio: Tensor) -> Tensor:
-    return torch.exp(log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> Tensor:
@@ -48,7 +42,7 @@ def ppo(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
     Returns:
         [T] float32, the loss of each token, as all functions in LOSSES.
     """
-    return _clipped(_ratio(tokens.logprobs - tokens.old_logprobs), tokens.advantages, config)
+    return _clipped(bounded_ratio(tokens.logprobs - tokens.old_logprobs), tokens.advantages, config)
 
 
 def gspo(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
@@ -57,13 +51,13 @@ def gspo(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
     Meant with aggregation sequence_mean_token_mean and clips near 3e-4.
     """
     log_ratio = sequence_mean(tokens.logprobs - tokens.old_logprobs, tokens.owners)
-    return _clipped(_ratio(log_ratio), tokens.advantages, config)
+    return _clipped(bounded_ratio(log_ratio), tokens.advantages, config)
 
 
 def gspo_token(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
     """GSPO's ratio in value, the token's own in gradient, so that advantages may differ by token (arXiv 2507.18071)."""
     log_ratio = sequence_mean(tokens.logprobs - tokens.old_logprobs, tokens.owners).detach()
-    return _clipped(_ratio(log_ratio + tokens.logprobs - tokens.logprobs.detach()), tokens.advantages, config)
+    return _clipped(bounded_ratio(log_ratio + tokens.logprobs - tokens.logprobs.detach()), tokens.advantages, config)
 
 
 def cispo(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
@@ -71,7 +65,7 @@ def cispo(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
 
     loss = -stop_gradient(clip(ratio, 1 - clip_low, 1 + clip_high)) A logprobs
     """
-    ratio = _ratio((tokens.logprobs - tokens.old_logprobs).detach())
+    ratio = bounded_ratio((tokens.logprobs - tokens.old_logprobs).detach())
     return -ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * tokens.advantages * tokens.logprobs
 
 
@@ -80,7 +74,7 @@ def sapo(tokens: Tokens, config: AlgorithmConfig) -> Tensor:
 
     loss = -A (4 / tau) sigmoid(tau (ratio - 1)),  tau = tau_positive where A > 0, else tau_negative
     """
-    ratio = _ratio(tokens.logprobs - tokens.old_logprobs)
+    ratio = bounded_ratio(tokens.logprobs - tokens.old_logprobs)
     tau = torch.where(tokens.advantages > 0, config.tau_positive, config.tau_negative)
     return -tokens.advantages * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
 

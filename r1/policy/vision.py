@@ -10,6 +10,16 @@ from transformers import PretrainedConfig
 from r1.types import Prompt
 
 
+def banned_token_ids(hf_config: PretrainedConfig) -> tuple[int, ...]:
+    """Ids that stand for image and video features; empty for a text model.
+
+    A response that held one would have more placeholders than pictures, which the trainer cannot compute. Engines give
+    them probability 0 and report logprobs of the remaining tokens, renormalized: log p / (1 - p(banned)).
+    """
+    ids = (getattr(hf_config, name, None) for name in ("image_token_id", "video_token_id"))
+    return tuple(sorted({token for token in ids if token is not None}))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisionSpec:
     """What packing needs to know of a vision-language model."""
@@ -32,7 +42,7 @@ class VisionSpec:
             image_token_id=config.image_token_id,
             video_token_id=config.video_token_id,
             merge_size=vision.spatial_merge_size,
-            banned_ids=tuple(sorted({config.image_token_id, config.video_token_id})),
+            banned_ids=banned_token_ids(config),
             patch_dim=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
             tokens_per_second=getattr(vision, "tokens_per_second", None),
             separate_frames=config.model_type.startswith("qwen3_vl"),

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from r1.config import ModelConfig
+from r1.policy.vision import banned_token_ids
 from r1.types import Rollout
 
 
@@ -26,16 +27,6 @@ def request_seed(seed: int, group: int, sample: int) -> int:
     """A request's own seed, in [0, 2^63): a hash, so that it depends on nothing but the three numbers."""
     digest = hashlib.blake2b(f"{seed}/{group}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def banned_token_ids(hf_config: PreTrainedConfig) -> tuple[int, ...]:
-    """Ids that stand for image and video features; empty for a text model.
-
-    A response that held one would have more placeholders than pictures, which the trainer cannot compute. Engines give
-    them probability 0 and report logprobs of the remaining tokens, renormalized: log p / (1 - p(banned)).
-    """
-    ids = (getattr(hf_config, name, None) for name in ("image_token_id", "video_token_id"))
-    return tuple(sorted({token for token in ids if token is not None}))
 
 
 def override_fields(hf_config: PreTrainedConfig, overrides: dict[str, Any]) -> PreTrainedConfig:
