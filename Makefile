@@ -1,4 +1,4 @@
-# Commands of r1; `make` alone lists them. Overridable: EXTRA (cpu or gpu), VENV, PYTHON, RANKS, ARGS.
+# Commands of r1; `make` alone lists them. Overridable: EXTRA (cpu or gpu), VENV, PYTHON, RANKS, RUN, ARGS.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -11,6 +11,7 @@ OTHER := $(if $(filter gpu,$(EXTRA)),cpu,gpu)
 # The demo runs two ranks; NCCL wants a GPU for each.
 RANKS ?= $(if $(filter 1,$(GPUS)),1,2)
 ARGS ?=
+RUN ?= runs/demo
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.r1-$(EXTRA)
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LAUNCH := VENV="$(abspath $(VENV))" launch/single_node.sh
 FAST := not engine and not dist and not gpu and not slow
 
-.PHONY: help setup demo demo-text test test-slow check bench train-3b train-7b train-7b-bf16 train-32b-bf16
+.PHONY: help setup demo demo-text test test-slow check bench report train-3b train-7b train-7b-bf16 train-7b-lora train-32b-bf16
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +73,9 @@ check: $(STAMP) ## lint, format, types and the fast tests
 bench: $(STAMP) ## speed of whole training steps on a random model, e.g. ARGS="--model qwen2.5-3b --lengths mixed"
 	$(BIN)/python tools/bench.py step $(ARGS)
 
+report: $(STAMP) ## a run as one HTML page: RUN=runs/demo, RUN="runs/a runs/b" side by side; ARGS=--watch follows it
+	$(BIN)/python tools/report.py $(RUN) $(ARGS)
+
 train-3b: $(STAMP) ## Qwen2.5-VL-3B on geometry3k, all GPUs of this host
 	$(LAUNCH) --config configs/geo3k_3b.py $(ARGS)
 
@@ -80,6 +84,9 @@ train-7b: $(STAMP) ## Qwen2.5-VL-7B, float32 master weights
 
 train-7b-bf16: $(STAMP) ## Qwen2.5-VL-7B, bfloat16 weights and optimizer states
 	$(LAUNCH) --config configs/geo3k_7b_bf16.py $(ARGS)
+
+train-7b-lora: $(STAMP) ## Qwen2.5-VL-7B, LoRA of rank 64 on the language model
+	$(LAUNCH) --config configs/geo3k_7b_lora.py $(ARGS)
 
 train-32b-bf16: $(STAMP) ## Qwen2.5-VL-32B, bfloat16, one engine over eight GPUs
 	$(LAUNCH) --config configs/geo3k_32b_bf16.py $(ARGS)

@@ -17,7 +17,6 @@ config = Config(
         format_prompt="configs/prompts/r1v.jinja",
     ),
     reward=RewardConfig(function="r1v"),
-    parallel=ParallelConfig(offload_params=True),
     checkpoint=CheckpointConfig(save_freq=5, save_limit=3),
     trainer=TrainerConfig(experiment_name="clevr70k_3b"),
 )

@@ -1,12 +1,11 @@
-"""Qwen3-14B-Base on DAPO-17k: long responses, clip-higher, no KL, a penalty for overlong responses (arXiv 2503.14476).
+"""Qwen3-14B-Base on DAPO-17k: long responses by DAPO (arXiv 2503.14476).
 
     torchrun --nproc_per_node 8 -m r1.train --config configs/dapo17k.py
 
 Hardware: meant for 8 GPUs of 80 GB on one host.
 Expect: no published accuracy for this model is known to us, and none of ours is measured yet. Settings follow EasyR1's
-qwen3_14b_dapo17k_dapo script, with two differences: groups whose rewards are all equal stay in the batch with
-advantage 0 (theirs draws new ones), and a microbatch holds one longest prompt and response on one GPU (theirs
-spreads a sequence over GPUs).
+qwen3_14b_dapo17k_dapo script, with one difference: a microbatch holds one longest prompt and response on one GPU, where
+theirs spreads a sequence over GPUs.
 """
 
 from r1.config import (
@@ -43,10 +42,11 @@ config = Config(
         function="dapo",
         kwargs={"max_response_length": 20480, "overlong_buffer_length": 4096, "overlong_penalty_factor": 1.0},
     ),
-    algorithm=AlgorithmConfig(clip_low=0.2, clip_high=0.28, clip_dual=10.0, kl_coef=0.0),
+    algorithm=AlgorithmConfig(
+        clip_low=0.2, clip_high=0.28, clip_dual=10.0, kl_coef=0.0, filter_by="mean", filter_key="accuracy_normalized"
+    ),
     optim=OptimConfig(weight_decay=0.1, warmup_steps=10),
     update=UpdateConfig(global_batch_size=32, max_tokens_per_microbatch=22528),
-    parallel=ParallelConfig(offload_params=True),
     checkpoint=CheckpointConfig(save_freq=5, save_limit=3),
     trainer=TrainerConfig(experiment_name="dapo17k_14b", total_epochs=10),
 )

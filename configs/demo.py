@@ -43,6 +43,5 @@ config = Config(
     algorithm=AlgorithmConfig(kl_coef=0.0),
     optim=OptimConfig(lr=3e-4, schedule="linear", betas=(0.9, 0.99), weight_decay=0.0),
     update=UpdateConfig(global_batch_size=16, max_tokens_per_microbatch=2048),
-    parallel=ParallelConfig(offload_optimizer=False),
     trainer=TrainerConfig(experiment_name="demo", max_steps=60, val_freq=10, total_epochs=1),
 )

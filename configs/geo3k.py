@@ -20,7 +20,6 @@ config = Config(
         format_prompt="configs/prompts/math.jinja",
     ),
     reward=RewardConfig(function="math"),
-    parallel=ParallelConfig(offload_params=True),
     checkpoint=CheckpointConfig(save_freq=5, save_limit=3),
     trainer=TrainerConfig(experiment_name="geo3k_7b"),
 )

@@ -28,7 +28,6 @@ config = Config(
     ),
     rollout=RolloutConfig(limit_images=2),
     reward=RewardConfig(function="math"),
-    parallel=ParallelConfig(offload_params=True),
     checkpoint=CheckpointConfig(save_freq=5, save_limit=3),
     trainer=TrainerConfig(experiment_name="multi_image_7b"),
 )

@@ -18,7 +18,6 @@ config = Config(
         max_response_length=4096,
     ),
     reward=RewardConfig(function="math"),
-    parallel=ParallelConfig(offload_params=True),
     checkpoint=CheckpointConfig(save_freq=5, save_limit=3),
     trainer=TrainerConfig(experiment_name="qwen3_4b_math"),
 )

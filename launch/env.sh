@@ -11,3 +11,6 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-600}"  
 export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"  # NCCL's flight recorder: the last collectives of each rank ...
 export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"  # ... written when one of them times out, to files ...
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-/tmp/r1_nccl_rank_}"  # ... of this name + rank
+# Where hosts have several networks, name the one to use: NCCL_SOCKET_IFNAME=eth0, GLOO_SOCKET_IFNAME=eth0 (no pattern),
+# NCCL_IB_HCA=mlx5. HF_HOME and a checkpoint folder that all hosts see save downloads; HF_HUB_OFFLINE=1 where there is no hub.
+# NCCL_NVLS_ENABLE=0 where NVLink multicast is not set up: NCCL then fails at start with "nvls" in its message.

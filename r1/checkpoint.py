@@ -4,6 +4,7 @@ states in shards that load on any number of ranks, the small state, every rank's
 
 import copy
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,7 +18,14 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from r1.checkpoint_files import SHARDS, complete_checkpoints, damaged_files, find_checkpoint, read_marker
+from r1.checkpoint_files import (
+    SHARDS,
+    complete_checkpoints,
+    damaged_files,
+    find_checkpoint,
+    read_marker,
+    torn_checkpoints,
+)
 from r1.checkpoint_resume import checkpoint_to_resume
 from r1.checkpoint_save import Snapshot, Writer, first_cause, hf_files, make_marker, read_generation_config
 from r1.checkpoint_state import (
@@ -79,6 +87,7 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
         self._failure: OSError | None = None
+        self.write_s = 0.0  # seconds from the last save's begin until it was written
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint of the run, if it has one."""
@@ -130,13 +139,14 @@ class Checkpoints:
         return snapshot.folder
 
     def _write(self, snapshot: Snapshot) -> None:
-        self._failure = None
+        self._failure, began = None, time.monotonic()
         try:
             self._writer.write(snapshot)
         except OSError as error:
             self._failure = error
             if self.rank == 0:
                 _log.error("NOT SAVED: %s; training goes on", error)
+        self.write_s = time.monotonic() - began
 
     def _wait(self) -> None:
         writing, self._writing = self._writing, None
@@ -169,6 +179,8 @@ class Checkpoints:
         if path is None:
             return None
         complete = complete_checkpoints(self.folder)
+        for torn in torn_checkpoints(self.folder) if self.rank == 0 else ():
+            _log.error("%s is damaged: a file of it is missing or cut short; it is passed over", torn)
         # A path that was asked for is not replaced by another.
         asked = Path(self.config.checkpoint.load_path or ".").absolute() == path.absolute()
         choices = complete if path in complete[-1:] and not asked else [path]

@@ -65,6 +65,11 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return sorted(order, key=lambda path: order[path])
 
 
+def torn_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of a checkpoints/ folder that were whole once and are not any more."""
+    return sorted(p.parent for p in folder.glob(f"step_*/{MARKER}") if read_marker(p.parent) is None)
+
+
 def metric_of(marker: dict[str, Any], config: CheckpointConfig) -> float | None:
     """The checkpoint's value of checkpoint.best_metric; None where it was not measured at that step."""
     value = marker["metrics"].get(config.best_metric) if config.best_metric is not None else None

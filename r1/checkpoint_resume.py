@@ -11,6 +11,20 @@ FIXED = {
     "model.path": "the weights, and the reference beside them, are of that model",
     "model.override_config": "the weights were trained under the old fields",
     "model.precision": "bf16 keeps other weights and optimizer states than amp and float32 do",
+    "model.lora.rank": "it holds adapters of that rank, or with rank 0 the whole model",
+    **dict.fromkeys(
+        ("model.lora.alpha", "model.lora.use_rslora", "model.lora.use_dora"), "it decides what the adapters amount to"
+    ),
+    **dict.fromkeys(
+        (
+            "model.lora.parts",
+            "model.lora.target_modules",
+            "model.lora.exclude_modules",
+            "model.lora.modules_to_save",
+        ),
+        "it decides which layers have adapters",
+    ),
+    "optim.strategy": "each keeps other optimizer states",
 }
 """Settings that a checkpoint fixes, with the reason. What else may change is said, not refused."""
 
@@ -86,9 +100,19 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tupl
         for field, value in fields.items():
             before = old.get(section, {}).get(field, value)
             name = f"{section}.{field}"
-            if before != value and name not in _SILENT and section not in _SILENT:
+            if name == "model.lora":
+                changed |= _changed_adapters(old.get(section, {}).get(field, {"rank": 0}), value)
+            elif before != value and name not in _SILENT and section not in _SILENT:
                 changed[name] = (before, value)
     return changed
+
+
+def _changed_adapters(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings of model.lora that differ; none where there are no adapters before and after."""
+    if old["rank"] == new["rank"] == 0:
+        return {}
+    pairs = {f"model.lora.{key}": (old.get(key, value), value) for key, value in new.items()}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _is_harmless(name: str, old: Any, new: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import json
+import logging
 import math
 import shutil
 import tempfile
@@ -40,6 +41,8 @@ from r1.checkpoint_files import (
 )
 from r1.config import Config, config_to_json
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
@@ -74,7 +77,8 @@ class Writer:
         try:
             self._write(snapshot)
         except OSError:
-            if self.rank == 0:  # every rank has stopped writing; a full disk wants the room back
+            # Every rank has stopped writing; a full disk wants the room back.
+            if self.rank == 0 and read_marker(snapshot.folder) is None:
                 shutil.rmtree(snapshot.folder, ignore_errors=True)
             raise
 
@@ -147,7 +151,7 @@ class Writer:
         return files
 
     def _commit(self, folder: Path, marker: dict[str, Any]) -> None:
-        """Make the checkpoint count, move the pointers, delete what is neither new nor good; in this order."""
+        """Make the checkpoint count; then move the pointers and delete what is neither new nor good."""
         missing = [name for name in marker["files"] if not (folder / name).exists()]
         if missing:
             raise OSError(f"rank 0 does not see {missing[:3]}; trainer.output_dir must be on a disk all hosts share")
@@ -156,6 +160,12 @@ class Writer:
         older = complete_checkpoints(self.folder)
         sequence = 1 + max((m["sequence"] for m in map(read_marker, older) if m is not None), default=0)
         write_text_atomically(folder / MARKER, json.dumps(marker | {"sequence": sequence}, indent=1))
+        try:
+            self._tidy(folder, marker, older)
+        except OSError as error:  # as with folders that a network disk does not let go; the next save tries again
+            _log.warning("%s is saved, but what it replaces could not be cleared away: %s", folder, error)
+
+    def _tidy(self, folder: Path, marker: dict[str, Any], older: list[Path]) -> None:
         self._point(POINTER, folder, marker)
         for best in best_checkpoints([*older, folder], self.config.checkpoint)[:1]:
             best_marker = read_marker(best) or {}

@@ -4,7 +4,7 @@ import logging
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
+
+from r1.policy.lora_weights import is_adapter
+from r1.policy.optim import set_rates
 
 _log = logging.getLogger(__name__)
 _GROUP_STATE = ("setup", "step", "kahan_sum")  # what torch-optimi (0.3.3) keeps in a group, not beside a parameter
@@ -27,7 +30,15 @@ class Learner(Protocol):
     @property
     def optimizer(self) -> Optimizer: ...
     @property
-    def scheduler(self) -> LRScheduler: ...
+    def scheduler(self) -> LambdaLR: ...
+
+
+@runtime_checkable
+class Quantizing(Protocol):
+    """An optimizer that keeps states in fewer bits, which a checkpoint holds as plain tensors."""
+
+    def plain(self, value: Any) -> Any: ...
+    def quantized(self, parameter: Tensor, key: str, value: Any) -> Any: ...
 
 
 def under(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,13 +54,15 @@ def of(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, each once: of tied ones the first name."""
+    """Parameters and persistent buffers by name, each once: of tied ones the first name; with adapters, what trains."""
     # state_dict and not named_parameters: it first reshards what FSDP2 left gathered after a forward pass.
     named, seen = {}, set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             named[name] = tensor
+    if any(is_adapter(name) for name in named):  # the rest is model.path's
+        return {name: tensor for name, tensor in named.items() if tensor.requires_grad}
     return named
 
 
@@ -65,7 +78,9 @@ def optimizer_values(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     for parameter, state in optimizer.state.items():
         name = names.get(id(parameter))
         assert name is not None, f"the optimizer trains a parameter of shape {tuple(parameter.shape)} outside the model"
-        values |= {f"optimizer.{name}.{key}": value for key, value in state.items()}
+        for key, value in state.items():
+            plain = optimizer.plain(value) if isinstance(optimizer, Quantizing) else value
+            values[f"optimizer.{name}.{key}"] = plain
     return values
 
 
@@ -116,19 +131,22 @@ def set_optimizer_values(model: nn.Module, optimizer: Optimizer, values: dict[st
     for full_name, value in values.items():
         if full_name.startswith("optimizer."):
             name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
-            optimizer.state[parameters[name]][key] = value
+            parameter = parameters[name]
+            state = optimizer.quantized(parameter, key, value) if isinstance(optimizer, Quantizing) else value
+            optimizer.state[parameter][key] = state
 
 
 def small_state(learner: Learner) -> dict[str, Any]:
     """The schedule, and what an optimizer remembers for each group as a whole; its settings come from the config."""
-    groups = [{key: group[key] for key in _GROUP_STATE if key in group} for group in learner.optimizer.param_groups]
+    named = enumerate(learner.optimizer.param_groups)
+    groups = {group.get("name", i): {key: group[key] for key in _GROUP_STATE if key in group} for i, group in named}
     return {"scheduler": learner.scheduler.state_dict(), "groups": groups}
 
 
 def set_small_state(learner: Learner, saved: dict[str, Any]) -> None:
     """Put small_state's values back."""
-    for group, state in zip(learner.optimizer.param_groups, saved["groups"], strict=True):
-        group.update(state)
+    for i, group in enumerate(learner.optimizer.param_groups):
+        group.update(saved["groups"].get(group.get("name", i), {}))  # no such group: its parameters were frozen
     load_schedule(learner.optimizer, learner.scheduler, saved["scheduler"])
 
 
@@ -165,20 +183,18 @@ def check_names(path: Path, values: dict[str, Any], there: dict[str, Any]) -> No
         )
 
 
-def load_schedule(optimizer: Optimizer, scheduler: LRScheduler, saved: dict[str, Any]) -> None:
-    """Go on at the saved place of the schedule; where the config's optim.lr has changed, the new one is used."""
+def load_schedule(optimizer: Optimizer, scheduler: LambdaLR, saved: dict[str, Any]) -> None:
+    """Go on at the saved place of the schedule, which is the config's now, as are the rates."""
     bases = list(scheduler.base_lrs)
     scheduler.load_state_dict(saved)
     scheduler.base_lrs = bases
-    rates = [
-        rate if base == old else rate * base / old
-        for rate, base, old in zip(saved["_last_lr"], bases, saved["base_lrs"], strict=True)
-    ]
-    if bases != saved["base_lrs"]:
-        _log.warning("optim.lr is %s now and was %s in the checkpoint; the new one is used", bases, saved["base_lrs"])
-    scheduler._last_lr = rates
-    for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+    new, old = [float(base) for base in bases], [float(base) for base in saved["base_lrs"]]
+    if new != old:
+        _log.warning("optim.lr is %s now and was %s in the checkpoint; the new one is used", new, old)
+    factors = [factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    rates = [base * factor for base, factor in zip(new, factors, strict=True)]
+    set_rates(optimizer, rates)
+    scheduler._last_lr = rates  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def rng_state() -> dict[str, Any]:

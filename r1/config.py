@@ -18,7 +18,7 @@ from pathlib import Path
 import tyro
 
 from r1.sections import DataConfig, RewardConfig, RolloutConfig, ValSamplingConfig, require
-from r1.sections_model import ModelConfig, OptimConfig, ParallelConfig, UpdateConfig
+from r1.sections_model import LoraConfig, ModelConfig, OptimConfig, ParallelConfig, UpdateConfig
 from r1.sections_training import AlgorithmConfig, CheckpointConfig, TrainerConfig
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "LoraConfig",
     "ModelConfig",
     "OptimConfig",
     "ParallelConfig",
@@ -36,6 +37,7 @@ __all__ = [
     "ValSamplingConfig",
     "config_to_json",
     "load_config",
+    "override_config",
 ]
 
 
@@ -82,6 +84,29 @@ class Config:
             f"rollout.n={self.rollout.n} gives every response an advantage of 0 under "
             f"algorithm.advantage={self.algorithm.advantage!r}, which compares a prompt's responses; use at least 2",
         )
+        require(
+            self.model.lora.rank == 0 or self.algorithm.reference_update_steps is None,
+            "algorithm.reference_update_steps moves the reference, which with model.lora.rank is the frozen model "
+            "without its adapters; leave it None",
+        )
+        require(
+            (self.rollout.top_p == 1 and self.rollout.top_k == -1)
+            or (self.algorithm.old_logprobs == "recompute" and self.algorithm.correction == "off"),
+            f"rollout.top_p={self.rollout.top_p}, rollout.top_k={self.rollout.top_k} cut the sampler's distribution: "
+            "its logprobs and the trainer's are of two, and their ratio is not 1 for equal weights; use top_p=1 and "
+            "top_k=-1, or algorithm.old_logprobs='recompute' with algorithm.correction='off'",
+        )
+        bf16 = self.model.precision == "bf16"  # of adapters as well
+        require(
+            self.optim.strategy != "adamw_stochastic" or bf16,
+            f"optim.strategy='adamw_stochastic' rounds bfloat16 weights, and model.precision={self.model.precision!r} "
+            "keeps float32 ones; use 'adamw', or model.precision='bf16'",
+        )
+        require(
+            self.optim.strategy != "muon" or not bf16,
+            "optim.strategy='muon' trains float32 weights, bfloat16 ones would lose its updates; "
+            "set model.precision='amp'",
+        )
 
     @property
     def run_dir(self) -> str:
@@ -96,6 +121,17 @@ class Config:
     @property
     def max_model_len(self) -> int:
         return self.rollout.max_model_len or self.data.max_prompt_length + self.data.max_response_length
+
+    @property
+    def defers_old_logprobs(self) -> bool:
+        """Whether a step's first update makes its own old logprobs, in a forward pass that it runs anyway."""
+        algorithm = self.algorithm
+        return (
+            algorithm.old_logprobs == "recompute"
+            and algorithm.kl_in == "loss"  # else the rewards need them before
+            and algorithm.critic_warmup_steps == 0  # else there are steps without an update
+            and self.model.lora.dropout == 0  # else an update's logprobs are not the policy's
+        )
 
     def steps_per_epoch(self, num_rows: int) -> int:
         """Whole batches in num_rows rows; ValueError when there is not even one."""
@@ -165,13 +201,27 @@ def load_config(path: str, overrides: Sequence[str] = (), *, quiet: bool = False
         sys.path.pop(0)
     if not isinstance(config, Config):
         raise ValueError(f"{path} must define `config = Config(...)`, found {type(config).__name__}")
+    # A shell completes the words behind a command of one word.
+    completes = any(word.startswith("--tyro-") for word in overrides)
+    prog = "single_node.sh" if completes else f"python -m r1.train --config {path}"
+    return override_config(config, overrides, prog=prog, quiet=quiet)
+
+
+def override_config(config: Config, overrides: Sequence[str], *, prog: str, quiet: bool = False) -> Config:
+    """config with the fields replaced that the command line names by their dotted path (`--rollout.n 8`).
+
+    Args:
+        overrides: command-line words; an unknown option ends the program and names the nearest.
+        prog: how the command line began, for messages.
+        quiet: print nothing when ending; for ranks other than 0.
+    """
     if not overrides:
         return config
     return tyro.cli(
         Config,
         args=list(overrides),
         default=config,
-        prog=f"python -m r1.train --config {path}",
+        prog=prog,
         description="Settings of the run; each may be overridden by its dotted path.",
         config=(tyro.conf.FlagConversionOff, tyro.conf.AvoidSubcommands),
         console_outputs=not quiet,

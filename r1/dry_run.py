@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from r1.algorithms.advantage import ADVANTAGES
+from r1.algorithms.loss import LOSSES
+from r1.algorithms.named import function_of
 from r1.config import Config
 from r1.data.loader import Loader
 from r1.data.mixture import Mixture
@@ -35,8 +38,10 @@ def dry_run(config: Config, world_size: int, local_world_size: int) -> str:
 
 
 def check_files(config: Config) -> None:
-    """Raise ValueError for a template, folder, data file, model or reward function that is named but not there."""
+    """Raise ValueError for a template, folder, data file, model or function that is named but not there."""
     check_reward_function(config.reward)
+    function_of(config.algorithm.advantage, ADVANTAGES, option="algorithm.advantage")
+    function_of(config.algorithm.loss, LOSSES, option="algorithm.loss")
     for name in ("format_prompt", "override_chat_template", "image_dir"):
         path = getattr(config.data, name)
         if path is not None and not Path(path).exists():

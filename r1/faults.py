@@ -35,9 +35,10 @@ def hint(error: BaseException) -> str:
     if re.search(r"[Tt]imed ?out|timeout", text) and re.search(r"gloo|[Nn]ccl|NCCL|recv|send|Work|barrier|store", text):
         return (
             "hint: this rank waited parallel.timeout_s for the others in a collective. One of them is stuck or slower "
-            "than that: see which rank printed no error here, and its stack with `py-spy dump --pid`. On GPUs the last "
-            "collectives of every rank are in the flight recorder's files (TORCH_NCCL_DEBUG_INFO_TEMP_FILE in "
-            "launch/env.sh). Raise parallel.timeout_s if a step may take that long\n"
+            "than that: the rank without such an error, which says where it was when it is ended now (or look at it "
+            "while it hangs, `py-spy dump --pid`). On GPUs the last collectives of every rank are in the flight "
+            "recorder's files (TORCH_NCCL_DEBUG_INFO_TEMP_FILE in launch/env.sh). Raise parallel.timeout_s if a step "
+            "may take that long\n"
         )
     if re.search(r"Connection closed by peer|Connection reset by peer|NCCL.*(remote|aborted)", text):
         return "hint: another rank ended first; its error is the one to read\n"

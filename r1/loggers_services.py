@@ -107,7 +107,8 @@ class MLflow:
         mlflow.log_params({f"{s}.{k}": str(v)[:500] for s, fields in settings.items() for k, v in fields.items()})
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        self.mlflow.log_metrics(_finite(metrics), step=step)
+        # It refuses the @ of pass@8.
+        self.mlflow.log_metrics({k.replace("@", "_at_"): v for k, v in _finite(metrics).items()}, step=step)
 
     def samples(self, step: int, kind: str, records: list[dict[str, Any]]) -> None:
         """MLflow has no table that grows by steps; samples.jsonl has them."""

@@ -28,22 +28,45 @@ class ScoredMicrobatch(Packed, Protocol):
     def own(self, values: Tensor) -> Tensor: ...
 
 
+class GpuMemory:
+    """The most memory that this process's GPU holds from now on, by the driver's count; the process is alone on it.
+
+    Torch counts the pool of a sleeping engine as reserved, though it holds nothing, and does not see what others
+    allocate: the gap between the driver's count and torch's, at the begin and the end, sets both right.
+    """
+
+    def __init__(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+        self._gap = _driver_minus_torch()
+
+    def peak_gib(self) -> float:
+        return (torch.cuda.max_memory_reserved() + max(self._gap, _driver_minus_torch())) / 2**30
+
+
+def _driver_minus_torch() -> int:
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
 class Timer:
-    """Seconds of each phase of a step: `with timer("rollout"): …` becomes time/rollout_s."""
+    """Seconds and peak memory of a step's phases: `with timer("rollout"): …` becomes time/rollout_s."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._peaks_gib: dict[str, float] = {}
         self._began = time.perf_counter()
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a block, and add it to the phase's time; on a GPU until its work is done."""
+        memory = GpuMemory() if torch.cuda.is_initialized() else None
         began = time.perf_counter()
         try:
             yield
         finally:
-            if torch.cuda.is_initialized():
+            if memory is not None:
                 torch.cuda.synchronize()
+                self._peaks_gib[phase] = max(self._peaks_gib.get(phase, 0.0), memory.peak_gib())
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
     def metrics(self) -> dict[str, float]:
@@ -51,14 +74,20 @@ class Timer:
         times = {f"time/{phase}_s": seconds for phase, seconds in self.seconds.items()}
         return times | {"time/step_s": time.perf_counter() - self._began}
 
+    def memory(self) -> dict[str, float]:
+        """mem/peak_gib, on a GPU also mem/<phase>_peak_gib; of this rank."""
+        phases = {f"mem/{phase}_peak_gib": peak for phase, peak in self._peaks_gib.items()}
+        return phases | {"mem/peak_gib": max(phases.values()) if phases else peak_memory_gib()}
+
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Rewards and lengths of a step's rollouts; {} for none.
 
-    reward/mean, reward/std_in_group (n - 1, the mean over groups with two rewards or more), reward/<key> for each
-    further key of the reward function, reward/failed_frac (without a reward), reward/zero_std_frac (groups that teach
-    nothing: their rewards are tied, or there is at most one), response/length_{mean,min,max} in tokens,
-    response/clip_frac (cut at the longest length), prompt/length_{mean,max} over groups.
+    reward/mean, reward/std (over all responses, n - 1), reward/std_in_group (n - 1, the mean over groups with two
+    rewards or more), reward/<key> for each further key of the reward function, reward/failed_frac (without a reward),
+    reward/zero_std_frac (groups that teach nothing: their rewards are tied, or there is at most one),
+    response/length_{mean,min,max} in tokens, response/clip_frac (cut at the longest length), prompt/length_{mean,max}
+    over groups.
     """
     if not rollouts:
         return {}
@@ -68,6 +97,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
             groups[r.group].append(r.reward)
     scored = [r.reward for r in rollouts if r.reward is not None]
     metrics = {"reward/mean": statistics.fmean(scored)} if scored else {}
+    if len(scored) >= 2:
+        metrics["reward/std"] = statistics.stdev(scored)
     if deviations := [statistics.stdev(group) for group in groups.values() if len(group) >= 2]:
         metrics["reward/std_in_group"] = statistics.fmean(deviations)
     for key in sorted({key for r in rollouts for key in r.rewards or {}} - {"overall"}):
@@ -136,11 +167,7 @@ def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str
 
 
 def peak_memory_gib() -> float:
-    """Most memory this process held: on a GPU what torch reserved since the last call, on CPU resident since start."""
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_reserved() / 2**30
-        torch.cuda.reset_peak_memory_stats()
-        return peak
+    """Most host memory that this process had resident since its start."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
@@ -168,17 +195,25 @@ def step_metrics(
             for m in microbatches
             if m.old_logprobs is not None
         ],
-        "flops": update_flops(model, microbatches) * config.update.ppo_epochs,
-        "memory": peak_memory_gib(),
+        "flops": update_flops(model, microbatches),
+        "deferred": update_flops(model, minibatches[0]) if config.defers_old_logprobs else 0.0,
+        "packed": sum(m.input_ids.numel() for m in microbatches),
+        "memory": timer.memory(),
     }
     every = gather_objects(mine)
     metrics = rollout_metrics(rollouts) | mismatch_from_sums(part for rank in every for part in rank["mismatch"])
     metrics |= timer.metrics()
     tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
     metrics["perf/tokens_per_s_per_gpu"] = tokens / (metrics["time/step_s"] * ranks.world_size)
+    packed = sum(rank["packed"] for rank in every)
+    metrics["perf/computed_tokens_per_s_per_gpu"] = packed / (metrics["time/step_s"] * ranks.world_size)
     device_name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
-    flops = sum(rank["flops"] for rank in every)
-    if (share := mfu(flops, timer.seconds.get("update", 0.0), ranks.world_size, device_name)) is not None:
-        metrics["perf/mfu"] = share
-    metrics["mem/peak_gib"] = max(rank["memory"] for rank in every)
-    return metrics
+    flops, algorithm = sum(rank["flops"] for rank in every), config.algorithm
+    passes = (algorithm.old_logprobs == "recompute") + (algorithm.kl_coef > 0 and algorithm.kl_penalty != "full")
+    scored = (flops * passes - sum(rank["deferred"] for rank in every)) / 3  # forward: a third of forward and backward
+    phases = {"perf/mfu": ("update", flops * config.update.ppo_epochs), "perf/mfu_logprobs": ("logprobs", scored)}
+    for name, (phase, work) in phases.items():
+        share = mfu(work, timer.seconds.get(phase, 0.0), ranks.world_size, device_name)
+        if share:
+            metrics[name] = share
+    return metrics | {name: max(rank["memory"][name] for rank in every) for name in timer.memory()}

@@ -61,10 +61,10 @@ def mfu(flops: float, seconds: float, num_gpus: int, device_name: str) -> float 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """Weights that multiply each token, by what a token is; a trained weight costs 6 FLOPs, a frozen one 2.
+    """Weights that multiply each token, by what a token is; a trained weight costs 6 FLOPs, a frozen one 4, or 2.
 
     Each number is FLOPs of forward and backward per token. Recomputed activations are not counted, the embedding's
-    look-up costs nothing, and a frozen part at the bottom of the model has no backward pass.
+    look-up costs nothing, and a frozen part below all that trains has no backward pass.
     """
 
     text: float = 0.0  # per packed token
@@ -74,20 +74,27 @@ class ModelSize:
 
     @staticmethod
     def of(model: PreTrainedModel) -> "ModelSize":
-        sums = {"text": 0.0, "head": 0.0, "patch": 0.0, "merged": 0.0}
+        sums = {"patch": 0.0, "merged": 0.0, "text": 0.0, "head": 0.0}  # from the bottom to the top
         tied = not any("lm_head" in name for name, _ in model.named_parameters())
-        for name, parameter in model.named_parameters():
-            flops = (6 if parameter.requires_grad else 2) * parameter.numel()
-            if "embed_tokens" in name:
-                # Tied models list the head under this name alone.
-                sums["head"] += flops if tied else 0
-            elif "lm_head" in name:
-                sums["head"] += flops
-            elif "visual." in name:
-                sums["merged" if "merger" in name else "patch"] += flops
-            else:
-                sums["text"] += flops
+        parts = [(_part_of(name, tied), p) for name, p in model.named_parameters() if ".original_module." not in name]
+        trained = {part for part, parameter in parts if parameter.requires_grad}
+        below = True
+        for part in sums:
+            below = below and part not in trained
+            for parameter in (p for name, p in parts if name == part):
+                sums[part] += (6 if parameter.requires_grad else 2 if below else 4) * parameter.numel()
         return ModelSize(**sums)
+
+
+def _part_of(name: str, tied: bool) -> str:
+    """The number of ModelSize that a parameter counts in; of tied models the head is listed as the embedding."""
+    if "embed_tokens" in name:
+        return "head" if tied else "look-up"
+    if "lm_head" in name:
+        return "head"
+    if "visual." in name:
+        return "merged" if "merger" in name else "patch"
+    return "text"
 
 
 def update_flops(model: PreTrainedModel, microbatches: Iterable[Packed]) -> float:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from r1.config import ParallelConfig
 
@@ -66,11 +68,13 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
+    timeout = datetime.timedelta(seconds=config.timeout_s)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=_join_store(timeout),
         rank=rank,
         world_size=world_size,
-        timeout=datetime.timedelta(seconds=config.timeout_s),
+        timeout=timeout,
         device_id=device if on_gpu else None,
     )
     shard = world_size if config.fsdp_size == -1 else config.fsdp_size
@@ -87,6 +91,16 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
         device=device,
         mesh=mesh,
     )
+
+
+def _join_store(timeout: datetime.timedelta) -> Store:
+    """The launcher's store; for ranks that torchrun started again a part of it that the dead ones never wrote to."""
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    # With --standalone torchrun (2.13) keeps one store for all attempts. The agents of several hosts count their
+    # attempts apart, so there launch/torchrun.py makes torchrun open a new store each time.
+    alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "0"
+    return PrefixStore(f"r1/{attempt}", store)
 
 
 def _free_port() -> int:

@@ -6,7 +6,9 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -34,7 +36,7 @@ class Stopper:
         started = float(os.environ.get(STARTED_AT, time.time()))
         self.deadline = None if config.deadline is None else time_of_deadline(config.deadline, since=started)
         self.reason = ""  # of this rank to stop
-        self._siblings: list[int] = []
+        self._siblings: list[int] | None = None  # not known before `join`
         self._ended = False
         self._last_asked = time.time()
         self._read, write = os.pipe()
@@ -46,14 +48,20 @@ class Stopper:
 
     def join(self) -> None:
         """Learn the process ids of the other ranks on this host; collective."""
-        ranks = gather_objects((socket.gethostname(), os.getpid()))
-        self._siblings = [pid for host, pid in ranks if host == socket.gethostname() and pid != os.getpid()]
+        # Containers of several hosts may all have one name; torchrun numbers its hosts.
+        host = (socket.gethostname(), os.environ.get("GROUP_RANK", "0"))
+        ranks = gather_objects((host, os.getpid()))
+        self._siblings = [pid for where, pid in ranks if where == host and pid != os.getpid()]
 
-    def requested(self) -> str | None:
-        """Why to stop now, the same on every rank; None: go on. Collective, once a step."""
+    def requested(self, save_s: float = 0.0) -> str | None:
+        """Why to stop now, the same on every rank; None: go on. Collective, once a step.
+
+        Args:
+            save_s: what a save takes until it is written.
+        """
         now = time.time()
         step_s, self._last_asked = now - self._last_asked, now
-        if self.deadline is not None and now + step_s > self.deadline:
+        if self.deadline is not None and now + step_s + save_s > self.deadline:
             self.reason = self.reason or "checkpoint.deadline"
         wishes = [reason for reason in gather_objects(self.reason) if reason] if self._any() else []
         self._ended = self._ended or bool(wishes)
@@ -73,6 +81,8 @@ class Stopper:
             number = os.read(self._read, 1)[0]
             if number not in _SIGNALS or self._ended:
                 continue
+            if self._siblings is None and number == signal.SIGTERM:
+                os._exit(128 + signal.SIGTERM)  # nothing to save yet, and another rank may be gone already
             name = signal.Signals(number).name
             if not self.reason:
                 self.reason = name
@@ -83,8 +93,11 @@ class Stopper:
     def _end_with_siblings(self) -> None:
         """End at once when a rank of this host is gone: torchrun sends SIGTERM for that, too, and no step will end."""
         while not self._ended:
-            if any(not _alive(pid) for pid in self._siblings):
-                sys.stderr.write("SIGTERM: another rank of this host has ended, so this one does\n")
+            if any(not _alive(pid) for pid in self._siblings or ()):
+                rank = os.environ.get("RANK", "0")
+                sys.stderr.write(
+                    f"SIGTERM: another rank of this host has ended, so rank {rank} does; it was at {whereabouts()}\n"
+                )
                 sys.stderr.flush()
                 os._exit(128 + signal.SIGTERM)
             time.sleep(0.2)
@@ -98,9 +111,21 @@ def _alive(pid: int) -> bool:
     return state not in "ZX"  # a zombie has ended, and its parent has not asked yet
 
 
-def exit_stopped() -> None:
-    """End this process after a stop, the run being saved."""
+def whereabouts(depth: int = 6) -> str:
+    """Where this process's main thread is: its innermost calls, the outermost of them first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    calls = traceback.extract_stack(frame)[-depth:]
+    return " > ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)
+
+
+def exit_stopped() -> NoReturn:
+    """End this process at once after a stop, the run being saved: threads that abort at exit must not undo that."""
+    code = STOPPED
     if path := os.environ.get(STOP_FILE):
         Path(path).touch()
-        sys.exit(0)
-    sys.exit(STOPPED)
+        code = 0
+    elif int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
+        code = 0  # bare torchrun would start the ranks again at once
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

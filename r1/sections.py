@@ -94,11 +94,22 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class ValSamplingConfig:
     n: int = 1
-    """Responses per validation prompt; the mean over them is reported."""
+    """Responses per validation prompt. The mean over them is reported; from 2 on also mean@n, maj@n and pass@k."""
     temperature: float = 0.6
     """0 is greedy."""
     top_p: float = 0.95
     top_k: int = -1
+    correct_key: str = "accuracy"
+    """Key of the reward function's result that is above 0.5 where a response is right, for mean@n, maj@n and pass@k;
+    with several functions as in "math/accuracy". Where no result has it, these are left out."""
+
+    def __post_init__(self) -> None:
+        require(self.n >= 1, f"rollout.val.n must be at least 1, got {self.n}")
+        require(self.temperature >= 0, f"rollout.val.temperature must be >= 0, got {self.temperature}")
+        require(
+            self.n == 1 or self.temperature > 0,
+            f"rollout.val.n={self.n} greedy responses would all be the same; set rollout.val.temperature above 0",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +121,8 @@ class RolloutConfig:
     temperature: float = 1.0
     """Applied to the trainer's logprobs as well."""
     top_p: float = 1.0
-    """Below 1 the sampler's logprobs are of the cut distribution, so mismatch/* is then not zero by design."""
+    """Below 1 the sampler's logprobs are of the cut distribution: mismatch/* is then not zero by design, and they may
+    be neither old logprobs nor what a correction compares with. The same holds for top_k."""
     top_k: int = -1
     """-1: all tokens."""
     ignore_eos: bool = False
@@ -146,7 +158,6 @@ class RolloutConfig:
         for name, p, k in (("rollout", self.top_p, self.top_k), ("rollout.val", self.val.top_p, self.val.top_k)):
             require(0 < p <= 1, f"{name}.top_p must be in (0, 1], got {p}")
             require(k == -1 or k >= 1, f"{name}.top_k must be -1 (all tokens) or at least 1, got {k}")
-        require(self.val.temperature >= 0, f"rollout.val.temperature must be >= 0, got {self.val.temperature}")
         share, tp = self.gpu_memory_utilization, self.tensor_parallel_size
         require(0 < share < 1, f"rollout.gpu_memory_utilization must be in (0, 1), got {share}")
         require(self.limit_videos == 0 or self.engine == "vllm", "rollout.limit_videos needs rollout.engine = 'vllm'")

@@ -3,10 +3,46 @@
 Each field is followed by its meaning; each rule says what would fit.
 """
 
+import re
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from r1.sections import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    rank: int = 0
+    """Rank of the adapters that train in place of the weights (LoRA, arXiv 2106.09685); 0: off."""
+    alpha: float = 64.0
+    """An adapter adds alpha / rank times B A to its weight."""
+    dropout: float = 0.0
+    """Share of an adapter's inputs that an update leaves out; sampling, old and reference logprobs leave out none."""
+    parts: tuple[Literal["language", "projector", "vision"], ...] = ("language",)
+    """Where adapters go; the projector is what joins the vision tower to the language model."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Linear layers of `parts` that get one: all, or names ("q_proj") and regular expressions of whole names."""
+    exclude_modules: str | tuple[str, ...] = ()
+    """Names and regular expressions of those that get none."""
+    use_dora: bool = False
+    """Also train the length of each row of an adapted weight (DoRA, arXiv 2402.09353)."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732)."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules that train whole beside the adapters, e.g. "merger"."""
+    adapter_path: str | None = None
+    """Folder or hub id of a peft adapter to start from; the reference is model.path without it."""
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, f"model.lora.rank must be at least 0 (0: no LoRA), got {self.rank}")
+        require(self.alpha > 0, f"model.lora.alpha must be above 0 (0 would train nothing), got {self.alpha}")
+        require(0 <= self.dropout < 1, f"model.lora.dropout must be in [0, 1), got {self.dropout}")
+        require(len(self.parts) > 0, 'model.lora.parts is empty; give some of "language", "projector", "vision"')
+        require(
+            self.rank > 0 or self.adapter_path is None,
+            f"model.lora.adapter_path={self.adapter_path!r} needs model.lora.rank: that of the adapter",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +60,44 @@ class ModelConfig:
     optimizer states, with Kahan summation. float32: all float32 (CPU, tests)."""
     attention: Literal["auto", "flash_attn", "varlen", "sdpa"] = "auto"
     """auto: flash-attn where installed, else PyTorch's varlen kernel, else SDPA with a mask (CPU)."""
-    gradient_checkpointing: bool = True
-    """Recompute each layer in the backward pass instead of keeping its activations."""
+    gradient_checkpointing: bool | None = None
+    """Recompute each layer in the backward pass instead of keeping its activations; None: of as few layers as the
+    GPU's memory asks for, which is measured during the first steps (r1/policy/recompute.py)."""
+    liger_kernel: bool | None = None
+    """Fused kernels for norms, SwiGLU and rotary embeddings; None: on a GPU where liger-kernel is installed."""
     freeze_vision_tower: bool = False
     """Train the language model and the projector only."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters that train in place of the weights."""
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.freeze_vision_tower and self.lora.rank and "vision" in self.lora.parts),
+            'model.freeze_vision_tower contradicts "vision" in model.lora.parts; take one of them out',
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
+    strategy: Literal["adamw", "adamw_stochastic", "adamw_8bit", "muon"] = "adamw"
+    """adamw: with float32 states; under model.precision="bf16" with bfloat16 states and Kahan summation, 10 bytes a
+    parameter with weights and gradients. adamw_stochastic: bf16 weights rounded by chance, float32 states, 12 bytes.
+    adamw_8bit: states in 8 bits, 6 bytes a parameter under bf16, 10 under amp. muon: momentum of the layers' matrices
+    orthogonalized (arXiv 2502.16982), AdamW for the rest; not for bf16. The middle two need `pip install torchao`."""
     lr: float = 1e-6
     """Peak learning rate."""
+    lr_vision_tower: float | None = None
+    """The vision tower's own; None: as lr."""
+    lr_projector: float | None = None
+    """That of the layers from the vision tower to the language model (its merger); None: as lr."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the means of gradients and of their squares. Bfloat16 states (adamw under bf16) cannot follow a second
+    one above 0.99, which is then used."""
     eps: float = 1e-8
     weight_decay: float = 1e-2
+    """Of matrices; never of vectors, which are norms and biases."""
+    undecayed: tuple[str, ...] = ()
+    """Regular expressions; parameters whose name one of them finds are not decayed either, e.g. "embed_tokens"."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after warm-up, over the run's steps."""
     warmup_ratio: float = 0.0
@@ -47,11 +108,27 @@ class OptimConfig:
     """The linear and cosine schedules end at this share of lr."""
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, f"optim.lr must be above 0, got {self.lr}")
+        for name in ("lr", "lr_vision_tower", "lr_projector"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"optim.{name} must be above 0, got {value}")
         require(self.weight_decay >= 0, f"optim.weight_decay must be >= 0, got {self.weight_decay}")
         for name, value in (("warmup_ratio", self.warmup_ratio), ("min_lr_ratio", self.min_lr_ratio)):
             require(0 <= value <= 1, f"optim.{name} must be in [0, 1], got {value}")
         require(all(0 <= b < 1 for b in self.betas), f"optim.betas must be in [0, 1), got {self.betas}")
+        for pattern in self.undecayed:
+            require(_compiles(pattern), f"optim.undecayed: {pattern!r} is no regular expression")
+        require(
+            self.strategy not in ("adamw_8bit", "adamw_stochastic") or find_spec("torchao") is not None,
+            f"optim.strategy={self.strategy!r} needs a package that is not installed: pip install torchao",
+        )
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +155,11 @@ class UpdateConfig:
 class ParallelConfig:
     fsdp_size: int = -1
     """Ranks that share one copy of the weights (the rest replicate, HSDP); -1: all ranks."""
-    offload_params: bool = False
-    """Keep the policy's weights in host memory while the engine samples."""
-    offload_optimizer: bool = True
-    """Keep the optimizer's states in host memory except while the policy updates."""
-    offload_reference: bool = True
-    """Keep the reference's weights in host memory except while it scores."""
+    offload_params: bool | None = None
+    """Keep the policy's weights in host memory while the engine samples; None: where they do not fit beside it."""
+    offload_optimizer: bool | None = None
+    """Keep the optimizer's states in host memory except while the policy updates; None: as for offload_params."""
+    offload_reference: bool | None = None
+    """Keep the reference's weights in host memory except while it scores; None: as for offload_params."""
     timeout_s: float = 1800.0
     """A collective that waits longer ends the run."""

@@ -132,7 +132,8 @@ class CheckpointConfig:
     """Go on from the run folder's latest complete checkpoint, if it has one."""
     deadline: str | None = None
     """Save and stop with exit code 75 before this time: "3h30m" after the start (d, h, m, s), or an ISO date and time
-    ("2030-01-31T08:00", local time). No step is begun that would end later, as long as the one before it took."""
+    ("2030-01-31T08:00", local time). No step is begun that would end later, with its save, by what the last of each
+    took."""
 
     def __post_init__(self) -> None:
         for name in ("save_freq", "save_limit"):
@@ -184,6 +185,7 @@ class TrainerConfig:
     val_freq: int = 5
     """Validate every so many steps; -1: only before and after."""
     val_before_train: bool = True
+    """Validate before the first step; a resumed run did."""
     val_only: bool = False
     """Validate once and stop."""
     samples_to_log: int = 4
@@ -192,6 +194,11 @@ class TrainerConfig:
     """Deterministic kernels: slower, equal runs bit for bit."""
     progress: bool = True
     """Progress bars for rollout and update."""
+    profile_steps: tuple[int, ...] = ()
+    """Steps that are recorded, as a trace and on a GPU a memory history, in the run folder's profile/; the first step
+    compiles and allocates, so take later ones."""
+    profile_ranks: tuple[int, ...] = (0,)
+    """Ranks that record them."""
 
     def __post_init__(self) -> None:
         known = ("console", "file", "tensorboard", "wandb", "swanlab", "mlflow")
@@ -199,6 +206,8 @@ class TrainerConfig:
             require(name in known, f"trainer.loggers: {name!r} is not one of {', '.join(known)}")
         require(self.val_freq == -1 or self.val_freq >= 1, f"trainer.val_freq must be -1 or >= 1, got {self.val_freq}")
         require(self.total_epochs >= 1, f"trainer.total_epochs must be at least 1, got {self.total_epochs}")
+        low = min((*self.profile_steps, 1))
+        require(low >= 1, f"trainer.profile_steps counts from 1, got {low}")
         require(
             self.max_steps is None or self.max_steps >= 1,
             f"trainer.max_steps must be at least 1, got {self.max_steps}; to validate only, set trainer.val_only",

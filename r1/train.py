@@ -21,16 +21,19 @@ from r1.algorithms.named import function_of
 from r1.checkpoint import Checkpoints, TrainerState
 from r1.checkpoint_resume import check_resume
 from r1.config import Config, config_to_json, load_config
+from r1.config_help import help_text, topic_of
 from r1.data.setup import load_data
 from r1.dry_run import check_files, dry_run
 from r1.evaluate import evaluate
 from r1.faults import hint
 from r1.loggers import Logger, check_installed
+from r1.loggers_environment import write_environment
 from r1.metrics import Timer, step_metrics
 from r1.parallel import Ranks, init_ranks, seed_everything, world_from_env
 from r1.policy.critic import Critic
 from r1.policy.policy import Policy
 from r1.preempt import Stopper, exit_stopped
+from r1.profile import profiled
 from r1.rewards.runner import RewardRunner
 from r1.rollout.sampler import BatchPrompts, Sampler
 
@@ -46,7 +49,7 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
     critic = Critic(config, ranks, policy.backend, num_steps) if config.algorithm.advantage == "gae" else None
     sampler = Sampler(config, ranks, policy, tokenizer, rewards, loader.renderer.mm_processor_kwargs)
     checkpoints = Checkpoints(config, tokenizer=tokenizer, processor=processor)
-    start, reason = resume(checkpoints, policy, sampler, critic), None
+    start, reason, waited = resume(checkpoints, policy, sampler, critic), None, {}
     log = RankZeroLog(config, ranks, num_steps, start)
 
     def validate(step: int) -> dict[str, float]:
@@ -55,9 +58,9 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
         log.samples(step, "val", samples)
         return metrics
 
-    if val_sets and (config.trainer.val_before_train or config.trainer.val_only) and start < num_steps:
+    if val_sets and validates_first(config, checkpoints, start):
         log.metrics(start, validate(start))
-    for step in range(start + 1, 1 if config.trainer.val_only else num_steps + 1):
+    for step in profiled(range(start + 1, 1 if config.trainer.val_only else num_steps + 1), config, ranks):
         timer = Timer()
         with timer("weight_sync"):
             sampler.sync()
@@ -78,21 +81,28 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
                 metrics |= critic.update(rollouts, minibatches)
             if step > config.algorithm.critic_warmup_steps:
                 metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
-        metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks)
+        metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks) | sampler.take_seconds()
         policy.end_step(step, metrics, len(rollouts))
         if val_sets and is_due(step, config.trainer.val_freq, num_steps):
             metrics |= validate(step)
-        reason = stopper.requested() if step < num_steps else None
-        if reason or is_due(step, config.checkpoint.save_freq, num_steps):
-            metrics["time/save_s"] = save(checkpoints, policy, sampler, critic, step, metrics)
-        log.metrics(step, metrics)
+        # Before the save, whose wait is logged a step later: a kill between them leaves a line too many, which resuming
+        # sets aside, and not one too few.
+        log.metrics(step, metrics | waited)
         log.samples(step, "train", sampler.samples(batch, prompts))
         log.failures(step, batch.failures)
+        reason, waited = stopper.requested(checkpoints.write_s) if step < num_steps else None, {}
+        if reason or is_due(step, config.checkpoint.save_freq, num_steps):
+            waited = {"time/save_s": save(checkpoints, policy, sampler, critic, step, metrics)}
         if reason:
             break
     log.end(checkpoints.finish(), reason)
     sampler.close()
     return reason is None
+
+
+def validates_first(config: Config, checkpoints: Checkpoints, start: int) -> bool:
+    """Whether to validate before any step: a run that goes on from a checkpoint of its own has done that."""
+    return config.trainer.val_only or (config.trainer.val_before_train and not (start and checkpoints.latest()))
 
 
 def is_due(step: int, every: int, num_steps: int) -> bool:
@@ -140,6 +150,7 @@ class RankZeroLog:
             folder = Path(config.run_dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "config.json").write_text(config_to_json(config))
+            write_environment(folder / "environment.json", ranks, num_steps=num_steps, start=start)
             self.logger = Logger(config, folder, num_steps=num_steps, resumed_step=start)
             if start:
                 self.say(f"resumed after step {start} of {num_steps}")
@@ -170,7 +181,7 @@ class RankZeroLog:
         for name in sorted(self.last):
             if name in self.first and name.endswith(("/accuracy", "/reward")):
                 self.say(f"{name}: {self.first[name]:.3f} before, {self.last[name]:.3f} after")
-        self.say(f"run folder: {self.config.run_dir} (metrics.jsonl, samples.jsonl, tensorboard/)")
+        self.say(f"run folder: {self.config.run_dir} (report.html, metrics.jsonl, samples.jsonl, tensorboard/)")
         if checkpoint is not None:
             self.say(
                 f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged"
@@ -192,7 +203,9 @@ def parse_arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--ranks-per-node", type=int, help="ranks of one node in --dry-run (default: at most 8)")
     if not words or (("-h" in words or "--help" in words) and "--config" not in words):
         parser.print_help()
-        sys.stdout.write("\nWith --config FILE --help: every setting of that run, with its value and meaning.\n")
+        sys.stdout.write(
+            "\nWith --config FILE --help [SECTION]: the settings of that run, with their values and meaning.\n"
+        )
         sys.exit(0)
     options, overrides = parser.parse_known_args(words)
     if options.config is None:
@@ -204,7 +217,11 @@ def prepare(words: list[str]) -> Config | None:
     """Everything that can fail before a process group or a model exists; None when that was all that was asked for."""
     options, overrides = parse_arguments(words)
     rank = int(os.environ.get("RANK", "0"))
-    config = load_config(options.config, overrides, quiet=rank != 0)
+    asked, topic = topic_of(overrides)
+    if asked:
+        sys.stdout.write(help_text(load_config(options.config), topic) + "\n")
+        return None
+    config = load_config(options.config, [word for word in overrides if word != "all"], quiet=rank != 0)
     world_size, local_world_size = world_from_env()
     if options.dry_run:
         world_size = options.world_size or world_size
@@ -225,9 +242,11 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     try:
         config = prepare(sys.argv[1:])
-    except ValueError as error:  # the same on every rank; one of them says it
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"error: {error}\n")
+    except ValueError as error:
+        rank = os.environ.get("RANK", "0")
+        if rank != "0":
+            time.sleep(3)  # as a rule all ranks meet it: rank 0 says it, and torchrun ends the others meanwhile
+        sys.stderr.write(f"error: {error}\n" if rank == "0" else f"error: rank {rank}: {error}\n")
         sys.exit(2)
     if config is None:
         return

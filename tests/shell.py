@@ -20,7 +20,7 @@ def torchrun(module: str, *words: str, ranks: int) -> list[str]:
     return [*launch, "-m", module, *words]
 
 
-def run(command: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], cwd: Path, *, timeout_s: float = 280, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, with extra environment variables."""
     env = environment(**extra)
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -44,6 +44,22 @@ def test_A01_groups_are_normalized_alone_with_the_sample_deviation():
     torch.testing.assert_close(got, torch.tensor([[0.7071, -0.7071], [0.0, 0.0]]), atol=1e-4, rtol=0)
 
 
+def test_A01_prompts_are_told_apart_by_their_group_not_by_their_place():
+    # Rewards of another prompt change nothing, and the order of groups is theirs.
+    alone = grpo(scores([[1.0, 0.0, 0.0]]), GRPO)
+    beside = grpo(scores([[5.0, 5.0, 4.0], [1.0, 0.0, 0.0]]), GRPO)
+    assert torch.equal(beside[1:], alone)
+    items = rollouts([[1.0, 0.0], [1.0, 1.0]], [[1, 2], [3, 1]])
+    set_advantages(items, grpo, config(2, groups=2))
+    assert [r.advantages.tolist()[0] for r in items] == pytest.approx([0.7071, -0.7071, 0, 0], abs=1e-4)
+
+
+def test_A21_advantages_are_normalized_once():
+    got = grpo(scores([[1.0, 0.0, 0.0, 1.0]]), GRPO)
+    std = math.sqrt(4 * 0.25 / 3)
+    assert got.flatten().tolist() == pytest.approx([0.5 / std, -0.5 / std, -0.5 / std, 0.5 / std], rel=1e-4)
+
+
 def test_A21_four_rewards_share_one_mean():
     got = grpo(scores([[1.0, 0.0, 0.0, 1.0]]), AlgorithmConfig(advantage_std="none"))
     assert got.tolist() == [[0.5, -0.5, -0.5, 0.5]]
@@ -56,8 +72,20 @@ def test_a_tied_group_teaches_nothing(name):
     assert tied_groups(torch.tensor([[0.7, 0.7, NAN], [0.0, 1.0, NAN]])).tolist() == [True, False]
 
 
-def test_A04_group_of_one_is_zero_not_nan():
-    assert grpo(scores([[1.0], [NAN]]), GRPO).tolist() == [[0.0], [0.0]]
+@pytest.mark.parametrize("std", ["group", "batch", "none"])
+def test_A04_group_of_one_is_zero_not_nan(std):
+    c = AlgorithmConfig(advantage_std=std)
+    assert grpo(scores([[1.0], [NAN]]), c).tolist() == [[0.0], [0.0]]
+    assert grpo(scores([[1.0]]), c).tolist() == [[0.0]]
+    # As much where failed rewards have left one of its group.
+    assert grpo(scores([[NAN, 1.0, NAN]]), c).tolist() == [[0.0, 0.0, 0.0]]
+    assert ADVANTAGES["rloo"](scores([[NAN, 1.0]]), c).tolist() == [[0.0, 0.0]]
+
+
+def test_A04_a_run_of_groups_of_one_is_refused_where_it_would_learn_nothing():
+    with pytest.raises(ValueError, match=r"rollout\.n=1 gives every response an advantage of 0"):
+        config(1, advantage="rloo")
+    assert config(1, advantage="reinforce_plus_plus").rollout.n == 1
 
 
 def test_R11_missing_reward_leaves_the_group_statistics():
@@ -65,10 +93,24 @@ def test_R11_missing_reward_leaves_the_group_statistics():
     torch.testing.assert_close(got, torch.tensor([[1 / 3, -2 / 3, 0.0, 1 / 3]]))
 
 
-def test_A07_a_short_reply_does_not_shift_the_baseline():
-    lengths = [[1, 2]]
-    got = grpo(scores([[1.0, 1.0]], lengths), AlgorithmConfig(advantage_std="none"))
-    assert got.tolist() == [[0.0, 0.0]]
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_A07_a_reply_without_tokens_moves_no_baseline(name):
+    # Reward 100 for nothing, 1 for two tokens: alone in its group, the second teaches nothing (and never -49.5).
+    items = rollouts([[100.0, 1.0], [0.0, 1.0]], [[0, 2], [3, 1]])
+    for rollout, value in zip(items, (0.0, 0.5, 0.25, 0.0), strict=True):
+        rollout.baseline, rollout.values = 1.0, torch.full((len(rollout.response_ids),), value)
+    c = config(2, groups=2)
+    set_advantages(items, ADVANTAGES[name], c)
+    assert [len(r.advantages) for r in items] == [0, 2, 3, 1]
+    assert all(r.advantages.isfinite().all() and r.advantages.abs().max() < 3 for r in items[1:])
+    assert items[0].weight == 0 and valid_tokens(items, c) == [6]
+    if name in ("grpo", "rloo", "passk", "remax"):
+        assert items[1].advantages.tolist() == [0.0, 0.0]
+
+
+def test_A07_short_and_long_replies_count_once_each_in_the_baseline():
+    got = grpo(scores([[1.0, 0.0]], [[1, 100]]), AlgorithmConfig(advantage_std="none"))
+    assert got.tolist() == [[0.5, -0.5]]
 
 
 def test_batch_deviation_by_hand():

@@ -8,6 +8,7 @@ from r1.algorithms.correction import CORRECTIONS
 from r1.algorithms.kl import KL_PENALTIES, k3
 from r1.algorithms.loss import LOSSES, Tokens, kl_to_reference, microbatch_loss, ppo
 from r1.config import AlgorithmConfig
+from r1.policy.logprobs import Head, score_tokens
 
 PLAIN = AlgorithmConfig(kl_coef=0)
 NAN = float("nan")
@@ -72,6 +73,15 @@ def test_gspo_token_has_gspo_values_and_each_tokens_own_gradient():
     assert new.grad.tolist() == pytest.approx([-math.exp(0.1), -2 * math.exp(0.1)], rel=1e-5)
 
 
+@pytest.mark.parametrize(("name", "high", "low"), [("ppo", 1 / 4, 1 / 4), ("gspo", 0, 2 / 4), ("gspo_token", 0, 2 / 4)])
+def test_clip_fractions_count_by_the_ratio_that_is_clipped(name, high, low):
+    # Response 0: ratios 2 and 1/2, of mean 1; response 1: 1/2 and 9/10, whose geometric mean is 0.67.
+    new = torch.tensor([2.0, 0.5, 0.5, 0.9]).log()
+    tokens = make(new, torch.zeros(4), torch.tensor([1.0, 1.0, -1.0, -1.0]), owners=torch.tensor([0, 0, 1, 1]))
+    _, metrics = loss_of(tokens, AlgorithmConfig(loss=name, kl_coef=0))
+    assert (metrics["policy/clip_frac_high"].item(), metrics["policy/clip_frac_low"].item()) == (high, low)
+
+
 def test_cispo_clips_the_weight_and_keeps_the_gradient():
     new = torch.tensor([math.log(2.0)], requires_grad=True)
     loss = LOSSES["cispo"](make(new, torch.zeros(1), torch.tensor([1.0])), PLAIN)
@@ -123,6 +133,53 @@ def test_A09_kl_raises_the_loss_and_a_step_lowers_it():
     assert metrics["loss/kl"].item() == pytest.approx(expected, rel=1e-5)
     loss.backward()
     assert logprobs.grad.item() > 0  # descending lowers logprobs, toward the reference
+
+
+@pytest.mark.parametrize("name", KL_PENALTIES)
+@pytest.mark.parametrize("start", [-0.5, 0.5])
+def test_A09_a_step_on_the_loss_lowers_every_kl(name, start):
+    # One token whose logprob is start above the reference's; no advantage, so that the KL alone is in the loss.
+    config = AlgorithmConfig(kl_coef=0.1, kl_penalty=name)
+    ref, logprobs = torch.tensor([-2.0]), torch.tensor([-2.0 + start], requires_grad=True)
+    kl = kl_to_reference(logprobs, ref, config)
+    loss, _ = loss_of(make(logprobs, logprobs.detach(), torch.zeros(1), kl=kl), config)
+    assert loss.item() == pytest.approx(0.1 * kl.item()) and (loss.item() > 0 or name == "k1")
+    loss.backward()
+    after = KL_PENALTIES[name](logprobs.detach() - 0.1 * logprobs.grad, ref)
+    assert after.item() < kl.item()
+
+
+def test_A09_the_full_kl_falls_by_a_step_and_is_0_for_equal_models():
+    g = torch.Generator().manual_seed(0)
+    ref, logits, labels = torch.randn(4, 9, generator=g), torch.randn(4, 9, generator=g), torch.zeros(4).long()
+    measured = []
+    for _ in range(2):
+        leaf = logits.clone().requires_grad_()
+        head = Head(temperature=1.0, chunk_tokens=3, ref_hidden=ref, ref_lm_head=torch.nn.Identity())
+        kl = score_tokens(leaf, torch.nn.Identity(), labels, head).kl
+        loss, _ = loss_of(make(torch.zeros(4), torch.zeros(4), torch.zeros(4), kl=kl), AlgorithmConfig(kl_coef=0.1))
+        loss.backward()
+        assert loss.item() == pytest.approx(0.1 * kl.mean().item())
+        measured.append(kl.mean().item())
+        logits = logits - 10 * leaf.grad
+    assert measured[1] < measured[0]
+    same = Head(temperature=1.0, chunk_tokens=3, ref_hidden=logits, ref_lm_head=torch.nn.Identity())
+    assert score_tokens(logits, torch.nn.Identity(), labels, same).kl.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("far", [100.0, 1e4])
+@pytest.mark.parametrize("name", LOSSES)
+def test_A10_ratios_far_out_leave_loss_and_gradient_finite(name, far):
+    old = torch.zeros(4)
+    new = torch.tensor([far, -far, far, -far], requires_grad=True)
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    for correction in CORRECTIONS:
+        tokens = make(new, old, advantages, owners=torch.arange(4), rollout=old - torch.tensor([far, -far, -far, far]))
+        config = AlgorithmConfig(loss=name, kl_coef=0, correction=correction)
+        loss, metrics = loss_of(tokens, config)
+        gradient = torch.autograd.grad(loss, new)[0]
+        assert loss.isfinite() and gradient.isfinite().all(), correction
+        assert all(m.isfinite() for m in metrics.values())
 
 
 def test_A13_token_mean_is_global_not_of_means():

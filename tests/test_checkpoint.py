@@ -175,7 +175,7 @@ def test_C09_kill_during_a_save_leaves_the_earlier_checkpoint(
     assert not half.exists() and checkpoints.latest().name == "step_000006"
 
 
-def test_C09_a_file_cut_by_half_takes_the_checkpoint_out(tiny: Path, tmp_path: Path) -> None:
+def test_C09_a_file_cut_by_half_takes_the_checkpoint_out(tiny: Path, tmp_path: Path, caplog: Any) -> None:
     checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path)), Trainee(tiny)
     save_steps(checkpoints, trainee, 2, 4)
     shard = checkpoints.folder / "step_000004/shards/__0_0.distcp"
@@ -183,6 +183,27 @@ def test_C09_a_file_cut_by_half_takes_the_checkpoint_out(tiny: Path, tmp_path: P
     assert checkpoints.latest().name == "step_000002"
     with pytest.raises(ValueError, match=r"step_000004 is damaged.*complete checkpoints: step_000002"):
         checkpoints.load(checkpoints.folder / "step_000004", trainee)
+    assert checkpoints.resume(trainee).step == 2
+    assert "step_000004 is damaged: a file of it is missing or cut short; it is passed over" in caplog.text
+
+
+def test_C08_what_cannot_be_cleared_away_costs_no_checkpoint(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    checkpoints, trainee = make_checkpoints(make_config(tiny, tmp_path, limit=1)), Trainee(tiny)
+    save_steps(checkpoints, trainee, 2)
+
+    def held(folder: Path) -> None:
+        raise OSError(39, "Directory not empty", str(folder))  # as a network disk says while a file is open
+
+    with monkeypatch.context() as patch:
+        patch.setattr(r1.checkpoint_save, "remove", held)
+        save_steps(checkpoints, trainee, 4)
+    assert "step_000004 is saved, but what it replaces could not be cleared away" in caplog.text
+    assert sorted(p.name for p in checkpoints.folder.glob("step_*")) == ["step_000002", "step_000004"]
+    assert checkpoints.latest().name == "step_000004"
+    save_steps(checkpoints, trainee, 6)
+    assert [p.name for p in checkpoints.folder.glob("step_*")] == ["step_000006"]
 
 
 def test_editing_the_copied_config_keeps_the_checkpoint(tiny: Path, tmp_path: Path) -> None:

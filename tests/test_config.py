@@ -101,7 +101,7 @@ def test_rules_of_one_section(make, message):
 @pytest.mark.parametrize(
     ("config", "world", "message"),
     [
-        (Config(), 6, "512 prompts do not divide over 6 engines .* use 510 or 516"),  # X03
+        (Config(), 6, "512 prompts do not divide over 6 engines .* use 510 or 516"),
         (
             Config(data=DataConfig(rollout_batch_size=2), update=UpdateConfig(global_batch_size=2)),
             4,
@@ -112,7 +112,7 @@ def test_rules_of_one_section(make, message):
         (Config(update=UpdateConfig(global_batch_size=1)), 8, "= 5 responses are fewer than 8 ranks; use at least 2"),
     ],
 )
-def test_world_size_rules_say_what_would_fit(config, world, message):
+def test_X03_world_size_rules_say_what_would_fit(config, world, message):
     with pytest.raises(ValueError, match=message):
         config.check_world_size(world, world)
 
@@ -169,6 +169,8 @@ def test_D21_dry_run_lists_the_columns_found(tmp_path):
         (["--data.format_prompt", "nope.jinja"], "data.format_prompt='nope.jinja' does not exist"),
         (["--data.train_files", "./nope.jsonl"], "no such file"),
         (["--model.path", "./nope"], "no such folder"),
+        (["--algorithm.loss", "gpso"], "algorithm.loss='gpso' is not known; did you mean 'gspo'?"),
+        (["--algorithm.advantage", "nope.py:mine"], "algorithm.advantage='nope.py:mine': no file 'nope.py'"),
     ],
 )
 def test_mistakes_end_before_anything_loads(tmp_path, words, message):

@@ -27,6 +27,8 @@ SPLIT: dict[str, dict[str, Any]] = {
     "moving_reference": {"family": "qwen2", "algorithm": {"reference_update_steps": 1, "reference_polyak": 0.5}},
     "bypass": {"family": "qwen2", "algorithm": {"old_logprobs": "rollout"}},
     "sequence_truncate": {"family": "qwen2", "algorithm": {"correction": "sequence_truncate"}},
+    "two_passes": {"family": "qwen2", "update": {"ppo_epochs": 2}, "algorithm": {"clip_low": 0.01, "clip_high": 0.01}},
+    "on_policy": {"family": "qwen2", "update": {"global_batch_size": 4}, "algorithm": {"critic_warmup_steps": 1}},
     "masked": {"family": "qwen2", "algorithm": {"mask_truncated": True, "drop_tied_groups": True}},
 }
 SPLIT |= {
@@ -83,3 +85,19 @@ def test_N04_nan_gradient_on_one_rank_skips_the_step_on_all(runs):
     result = runs["two"]["nan"]
     assert [m["policy/skipped_steps"] for m in result["metrics"]] == [1, 0]
     assert all(w.isfinite().all() for w in result["weights"].values())
+
+
+@pytest.mark.parametrize("split", ["one", "two"])
+def test_A20_a_second_pass_takes_the_same_rollouts(split, runs):
+    once, twice = runs[split]["ppo-token_mean"], runs[split]["two_passes"]
+    assert (once["version"], twice["version"]) == (2 * 2, 2 * 2 * 2)  # steps, minibatches, passes
+    assert twice["metrics"][0]["microbatches"] == once["metrics"][0]["microbatches"]
+    # Ratios are to the logprobs before the first pass, from which the second has moved.
+    assert abs(twice["metrics"][0]["policy/kl_to_old"]) > abs(once["metrics"][0]["policy/kl_to_old"])
+
+
+@pytest.mark.parametrize("split", ["one", "many", "two"])
+def test_N06_one_update_a_step_has_ratio_1_throughout(split, runs):
+    for metrics in runs[split]["on_policy"]["metrics"]:
+        assert abs(metrics["policy/kl_to_old"]) < 1e-6
+        assert metrics["policy/clip_frac_low"] == metrics["policy/clip_frac_high"] == 0

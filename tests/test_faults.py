@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,7 +47,8 @@ def kills(model: Path, folder: Path, count: int, **more: object) -> dict:
 
 
 def start(words: list[str], folder: Path, **extra: str) -> subprocess.Popen[str]:
-    env = shell.environment(R1_MODULE="tests.dist.life", NPROC_PER_NODE="2", GLOO_SOCKET_IFNAME="lo", **extra)
+    own = {"R1_MODULE": "tests.dist.life", "NPROC_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    env = shell.environment(**own | extra)
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     return subprocess.Popen(
         words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -79,10 +82,15 @@ def straight(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int,
 
 
 def assert_exact(folder: Path, expected: dict[int, str]) -> None:
-    """Whatever was done, and done again after a kill, gave the undisturbed run's weights; and it came to the end."""
+    """Whatever was done, and done again after a kill, gave the undisturbed run's weights; and it came to the end.
+
+    Its log has every step once, in order.
+    """
     lines = journal(folder)
     assert [step for step, value in lines if value != expected[step]] == []
     assert {step for step, _ in lines} == set(expected)
+    logged = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert logged == sorted(expected)
 
 
 @pytest.mark.dist
@@ -104,8 +112,13 @@ def test_C09_fifty_kills_resume_exactly(model, tmp_path):
 
 
 @pytest.mark.dist
-def test_torchrun_starts_a_killed_run_again_and_it_resumes_by_itself(model, tmp_path, straight):
-    job = start([str(LAUNCH), options(model, tmp_path / "run", step_s=0.2)], tmp_path, MAX_RESTARTS="1")
+@pytest.mark.parametrize("launcher", ["launch", "torchrun"])
+def test_torchrun_starts_a_killed_run_again_and_it_resumes_by_itself(model, tmp_path, straight, launcher):
+    words, extra = [str(LAUNCH)], {"MAX_RESTARTS": "1"}
+    if launcher == "torchrun":
+        words, extra = shell.torchrun("tests.dist.life", ranks=2), {}
+        words.insert(words.index("--standalone"), "--max-restarts=1")
+    job = start([*words, options(model, tmp_path / "run", step_s=0.2)], tmp_path, **extra)
     wait_for_step(job, tmp_path / "run", 4)
     os.kill(ranks_of(job)[1], signal.SIGKILL)
     output, _ = job.communicate(timeout=120)
@@ -116,13 +129,32 @@ def test_torchrun_starts_a_killed_run_again_and_it_resumes_by_itself(model, tmp_
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_and_ends_with_75_and_the_same_command_goes_on(model, tmp_path, straight, number):
+def test_ranks_of_two_hosts_start_again_when_one_is_killed(model, tmp_path, straight):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        head = f"localhost:{probe.getsockname()[1]}"
+    extra = {"NNODES": "2", "HEAD": head, "NPROC_PER_NODE": "1", "MAX_RESTARTS": "2"}
+    words = [str(LAUNCH.with_name("multi_node.sh")), options(model, tmp_path / "run", step_s=0.3)]
+    hosts = [start(words, tmp_path, **extra) for _ in range(2)]
+    wait_for_step(hosts[0], tmp_path / "run", 4)
+    os.kill(ranks_of(hosts[1])[0], signal.SIGKILL)
+    outputs = [host.communicate(timeout=120)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], "\n".join(output[-2000:] for output in outputs)
+    assert_exact(tmp_path / "run", straight)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("number", "to_ranks"),
+    [(signal.SIGTERM, True), (signal.SIGTERM, False), (signal.SIGUSR1, True), (signal.SIGUSR1, False)],
+)
+def test_a_signal_saves_and_ends_with_75_and_the_same_command_goes_on(model, tmp_path, straight, number, to_ranks):
     folder = tmp_path / "run"
     words = [str(LAUNCH), options(model, folder, step_s=0.3)]
     job = start(words, tmp_path)
     wait_for_step(job, folder, 2)
-    for pid in [job.pid, *ranks_of(job)]:  # as Slurm does: every process of the job
+    # Slurm signals the process it started (proctrack/cgroup), or every process of the job.
+    for pid in [job.pid, *ranks_of(job)] if to_ranks else [job.pid]:
         os.kill(pid, number)
     output, _ = job.communicate(timeout=60)
     assert job.returncode == STOPPED == 75, output[-3000:]
@@ -169,6 +201,40 @@ def test_a_hung_collective_ends_with_a_hint(model, tmp_path):
     assert job.returncode not in (0, STOPPED) and time.monotonic() - began < 30
     assert "hint: this rank waited parallel.timeout_s for the others in a collective" in output
     assert "py-spy dump" in output
+    # The rank that hangs says where.
+    assert re.search(r"so rank 1 does; it was at .* > life.py:\d+ live\n", output), output[-3000:]
+
+
+@pytest.mark.dist
+def test_a_microbatch_that_does_not_fit_ends_all_ranks_with_its_sizes(model, tmp_path):
+    job = start([str(LAUNCH), options(model, tmp_path / "run", oom=[3, 1])], tmp_path)
+    wait_for_step(job, tmp_path / "run", 2)
+    began = time.monotonic()
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode not in (0, STOPPED) and time.monotonic() - began < 30
+    said = re.search(
+        r"out of memory in a microbatch of tokens (\d+), responses (\d+), patches 0: CUDA out of mem", output
+    )
+    assert said is not None and int(said[1]) > 10 and 1 <= int(said[2]) <= 6, output[-3000:]
+    assert "lower update.max_tokens_per_microbatch" in output
+    assert {step for step, _ in journal(tmp_path / "run")} == {1, 2}
+
+
+@pytest.mark.dist
+def test_a_full_disk_is_loud_and_training_goes_on_and_saves_again(model, tmp_path, straight):
+    folder = tmp_path / "run"
+    settings = {"save_limit": -1, "asynchronous": False}  # a write under way would outlast the step
+    job = start([str(LAUNCH), options(model, folder, full=[4, 7], checkpoint=settings)], tmp_path)
+    output, _ = job.communicate(timeout=120)
+    assert job.returncode == 0, output[-3000:]
+    assert_exact(folder, straight)
+    for step in range(1, 11):
+        path = folder / f"checkpoints/step_{step:06d}"
+        assert (path / "complete.json").exists() == (step not in (4, 5, 6)), (step, output[-3000:])
+        assert path.exists() == (step not in (4, 5, 6))  # what was half written gives its room back
+        said = f"step_{step:06d} could not be saved" in output
+        assert said == (step in (4, 5, 6))
+    assert output.count("NOT SAVED") == 3 and "training goes on" in output
 
 
 @pytest.mark.dist

@@ -13,14 +13,14 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 300, 60
 
 # Lowest first; a module imports from lower layers, and from its own folder.
 LAYERS = [
-    "sections types",
+    "sections types health",
     "config",
-    "parallel",
-    "data rewards algorithms metrics loggers preempt faults",
+    "parallel report",
+    "data rewards algorithms metrics loggers preempt profile faults",
     "policy",
     "rollout",
-    "checkpoint",
-    "evaluate dry_run",
+    "checkpoint dry_run",
+    "evaluate",
     "train",
 ]
 LEVEL = {name: i for i, layer in enumerate(LAYERS) for name in layer.split()}

@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from r1.config import Config, TrainerConfig
 from r1.loggers import Logger, check_installed, plain
+from r1.loggers_files import Pictures
 
 
 def config_of(*names: str) -> Config:
@@ -74,7 +75,7 @@ def test_files_take_what_is_not_finite_as_null(tmp_path: Path) -> None:
     ]
 
 
-def test_pictures_are_stubs_and_text_is_whole(tmp_path: Path) -> None:
+def test_L04_pictures_are_stubs_and_text_is_whole(tmp_path: Path) -> None:
     pixels = base64.b64encode(bytes(range(256)) * 8).decode()
     assert plain(f"see data:image/png;base64,{pixels} here") == "see <image/png, 2,732 characters of base64> here"
     assert plain(pixels) == "<AAECAwQFBgcICQoL... 2,732 characters>"
@@ -92,7 +93,7 @@ def test_a_resumed_run_appends(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-def test_steps_done_again_after_a_kill_stay_monotone_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_L01_steps_done_again_after_a_kill_stay_monotone_and_nothing_is_lost(tmp_path: Path) -> None:
     logger = Logger(config_of("file"), tmp_path, resumed_step=0)
     for step in range(5):
         logger.log(step, {"x": 0.0})
@@ -111,7 +112,7 @@ def test_steps_done_again_after_a_kill_stay_monotone_and_nothing_is_lost(tmp_pat
     assert len((tmp_path / "metrics.superseded.jsonl").read_text().splitlines()) == 7
 
 
-def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
+def test_L01_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     for resumed, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5))):
         logger = Logger(config_of("tensorboard"), tmp_path, resumed_step=resumed)
         for step in steps:
@@ -123,7 +124,7 @@ def test_tensorboard_has_each_step_once_after_a_resume(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["reward/mean"]
 
 
-def test_a_dead_backend_warns_once_and_the_others_go_on(
+def test_L02_a_dead_backend_warns_once_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = FakeService(fail="log")
@@ -139,7 +140,7 @@ def test_a_dead_backend_warns_once_and_the_others_go_on(
     assert len(service.named("log")) == 1
 
 
-def test_a_backend_that_cannot_start_is_a_warning(
+def test_L02_a_backend_that_cannot_start_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "swanlab", FakeService(fail="init"))
@@ -148,7 +149,7 @@ def test_a_backend_that_cannot_start_is_a_warning(
     assert "logger swanlab failed" in caplog.text and len(lines(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_a_full_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_L02_a_full_disk_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = Logger(config_of("file"), tmp_path)
     (tmp_path / "metrics.jsonl").mkdir()  # stands for any reason not to be able to write
     logger.log(1, {"x": 1.0})
@@ -169,7 +170,7 @@ def test_a_package_that_is_not_installed_is_an_error_at_start(tmp_path: Path, mo
     check_installed(["console", "file", "tensorboard"])
 
 
-def test_wandb_keeps_its_page_and_our_steps_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_L01_wandb_keeps_its_page_and_our_steps_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service = FakeService()
     monkeypatch.setitem(sys.modules, "wandb", service)
     for resumed, step in ((0, 1), (1, 2), (0, 1)):
@@ -202,3 +203,56 @@ def test_swanlab_and_mlflow_get_finite_metrics_at_their_step(
     assert mlflow.named("log_params")[0][0][0]["optim.lr"] == "1e-06"
     assert not mlflow.named("set_tracking_uri") and len(mlflow.named("end_run")) == 1
     assert caplog.messages == []
+
+
+def test_L04_pictures_are_small_files_and_stubs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = FakeService()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    logger = Logger(config_of("file", "wandb"), tmp_path)
+    record = {"prompt": "p", "images": [Image.new("RGBA", (3000, 1500), "red")] * 2 + [Image.new("L", (40, 30))]}
+    logger.samples(1, "train", [record, record])
+    first, second = lines(tmp_path / "samples.jsonl")
+    assert first["images"] == second["images"] and first["images"][0] == first["images"][1]
+    kept = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "images").iterdir())
+    assert sorted(set(first["images"])) == kept and len(kept) == 2
+    sizes = [Image.open(tmp_path / name).size for name in first["images"]]
+    assert sizes == [(320, 160), (320, 160), (40, 30)]
+    assert service.named("Table")[0][1]["data"][0][1] == "['<image 3000x1500>', '<image 3000x1500>', '<image 40x30>']"
+    assert len((tmp_path / "samples.jsonl").read_text()) < 500
+
+
+def test_pictures_of_a_long_run_are_bounded_and_the_latest_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("r1.loggers_files.MAX_PICTURES", 3)
+    pictures = Pictures(tmp_path)
+    names = [pictures.save([Image.new("RGB", (8, 8), (60 * i, 0, 0))])[0] for i in range(3)]
+    assert pictures.save([Image.new("RGB", (8, 8), (0, 0, 0))]) == [names[0]]  # seen again: it is the latest now
+    newest = Pictures(tmp_path).save([Image.new("RGB", (8, 8), (240, 0, 0))])[0]  # after a resume
+    kept = {f"images/{path.name}" for path in (tmp_path / "images").iterdir()}
+    assert kept == {names[0], names[2], newest}
+    many = pictures.save([Image.new("RGB", (8, 8))] * 10)
+    assert many[8:] == ["<image 8x8>"] * 2
+
+
+def test_a_response_may_hold_any_character(tmp_path: Path) -> None:
+    texts = ["half \ud83d", "line\u2028separator\x85and\x0b", "nul \x00"]
+    logger = Logger(config_of("file"), tmp_path, resumed_step=0)
+    logger.log(1, {"x": 1.0})
+    logger.samples(1, "train", [{"response": text} for text in texts])
+    Logger(config_of("file"), tmp_path, resumed_step=1)
+    kept = (tmp_path / "samples.jsonl").read_text().removesuffix("\n").split("\n")
+    assert [json.loads(line)["response"] for line in kept] == texts
+    assert not (tmp_path / "samples.superseded.jsonl").exists()
+
+
+def test_the_end_of_a_run_leaves_its_report(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logger = Logger(config_of("file"), tmp_path)
+    logger.log(1, {"reward/mean": 0.5})
+    logger.close()
+    assert "reward/mean" in (tmp_path / "report.html").read_text()
+    (tmp_path / "report.html").unlink()
+    (tmp_path / "report.html").mkdir()  # stands for any reason not to be able to write it
+    logger = Logger(config_of("file"), tmp_path)
+    logger.close()
+    assert "logger report failed" in caplog.text

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 import tools.merge
+import tools.merge_files
 from r1.checkpoint import Checkpoints, TrainerState
 from r1.config import CheckpointConfig, Config, ModelConfig, TrainerConfig
 from tests.shell import ROOT, run
@@ -162,13 +163,13 @@ def test_a_checkpoint_that_does_not_fit_its_config_is_refused(tmp_path: Path) ->
 def test_wrong_weights_on_disk_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_tiny("qwen2", tmp_path / "source")
     path = save(AutoModelForCausalLM.from_pretrained(source), source, tmp_path / "run")
-    real = tools.merge.save_file
+    real = tools.merge_files.save_file
 
     def drop_one(tensors: dict[str, torch.Tensor], *args: object, **kwargs: object) -> None:
         tensors.pop("model.norm.weight", None)
         real(tensors, *args, **kwargs)
 
-    monkeypatch.setattr(tools.merge, "save_file", drop_one)
+    monkeypatch.setattr(tools.merge_files, "save_file", drop_one)
     with pytest.raises(ValueError, match=r"lacks \['model.norm.weight'\]"):
         merge(path, tmp_path / "out")
 
@@ -224,7 +225,7 @@ def test_flipped_bits_are_noticed_in_the_checkpoint_and_in_the_output(
 ) -> None:
     source = make_tiny("qwen2", tmp_path / "source")
     path = save(AutoModelForCausalLM.from_pretrained(source), source, tmp_path / "run")
-    real = tools.merge.save_file
+    real = tools.merge_files.save_file
 
     def flip_one(tensors: dict[str, torch.Tensor], *args: object, **kwargs: object) -> None:
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -232,7 +233,7 @@ def test_flipped_bits_are_noticed_in_the_checkpoint_and_in_the_output(
         real(tensors, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tools.merge, "save_file", flip_one)
+        patch.setattr(tools.merge_files, "save_file", flip_one)
         with pytest.raises(ValueError, match=r"model.norm.weight has other bytes than were written"):
             merge(path, tmp_path / "out")
     shard = path / "shards/__0_0.distcp"

@@ -41,6 +41,7 @@ def test_rollout_metrics_by_hand() -> None:
     assert rollout_metrics(rollouts) == pytest.approx(
         {
             "reward/mean": 2 / 3,
+            "reward/std": math.sqrt(1 / 3),  # of (1, 0, 1)
             "reward/std_in_group": math.sqrt(0.5),  # of (1, 0) with n - 1; group 1 has one reward
             "reward/accuracy": 1 / 3,
             "reward/failed_frac": 0.25,
@@ -55,9 +56,20 @@ def test_rollout_metrics_by_hand() -> None:
     )
 
 
-def test_tied_groups_that_differ_have_no_std_in_group() -> None:
-    metrics = rollout_metrics([rollout(0, 1.0), rollout(0, 1.0), rollout(1, 0.0), rollout(1, 0.0)])
-    assert (metrics["reward/mean"], metrics["reward/std_in_group"], metrics["reward/zero_std_frac"]) == (0.5, 0.0, 1.0)
+@pytest.mark.parametrize("size", [2, 5, 8])
+@pytest.mark.parametrize("values", [(1.0, 0.0), (0.7, 0.1), (-1.0, 1.0, 0.3)])
+def test_L06_groups_all_same_but_unlike_have_a_batch_std_and_none_in_group(values, size) -> None:
+    rollouts = [rollout(group, value) for group, value in enumerate(values) for _ in range(size)]
+    metrics = rollout_metrics(rollouts)
+    assert (metrics["reward/std_in_group"], metrics["reward/zero_std_frac"]) == (0.0, 1.0)
+    assert metrics["reward/std"] == pytest.approx(torch.tensor([r.reward for r in rollouts]).std().item())
+    assert metrics["reward/std"] > 0.1
+
+
+def test_L06_one_group_that_differs_is_counted_alone() -> None:
+    metrics = rollout_metrics([rollout(0, 1.0), rollout(0, 0.0), rollout(1, 1.0), rollout(1, 1.0)])
+    assert metrics["reward/std_in_group"] == pytest.approx(math.sqrt(0.5) / 2)
+    assert (metrics["reward/std"], metrics["reward/zero_std_frac"]) == (0.5, 0.5)
 
 
 def test_a_step_without_rewards_has_no_reward_mean() -> None:
@@ -189,7 +201,7 @@ def test_timer_adds_up_phases_and_times_the_step() -> None:
 
 def test_step_metrics_join_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def two_ranks(mine: dict) -> list[dict]:
-        return [mine, {"mismatch": [], "flops": mine["flops"], "memory": 1000.0}]
+        return [mine, mine | {"mismatch": [], "memory": {"mem/peak_gib": 1000.0}}]
 
     monkeypatch.setattr(r1.metrics, "gather_objects", two_ranks)
     timer = Timer()
@@ -202,7 +214,8 @@ def test_step_metrics_join_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metrics["mismatch/abs_mean"] == 0.25 and metrics["mismatch/abs_max"] == 0.5
     assert metrics["mem/peak_gib"] == 1000.0 and metrics["reward/mean"] == 0.5
     assert metrics["perf/tokens_per_s_per_gpu"] == pytest.approx(32 / (2 * metrics["time/step_s"]))
-    assert "perf/mfu" not in metrics  # a CPU's peak is not known
+    assert metrics["perf/computed_tokens_per_s_per_gpu"] == pytest.approx(12 / (2 * metrics["time/step_s"]))
+    assert "perf/mfu" not in metrics and "perf/mfu_logprobs" not in metrics  # a CPU's peak is not known
 
 
 def test_peak_memory_is_that_of_this_process() -> None:

@@ -73,3 +73,9 @@ def test_a_rank_keeps_what_it_has_when_moving_cannot_help():
     big = Piece(rollouts=[rollout(0, 0, 1000, 1)])
     small = Piece(rollouts=[rollout(1, 0, 10, 1)])
     assert [[p.tokens for p in r] for r in assign([big, small], [0, 1], 2)] == [[1000], [10]]
+
+
+def test_microbatches_of_a_rank_are_about_equal_not_full_ones_and_a_rest():
+    rollouts = [rollout(group, 0, 10, length) for group, length in enumerate([60, 50, 40, 30, 20, 10])]
+    plan = plan_minibatch(rollouts, [0] * 6, 1, 190)[0]
+    assert sorted(sum(p.tokens for p in b) for b in plan) == [127, 137]  # not 186 and 78

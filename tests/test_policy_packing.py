@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from r1.policy.attention import register
+from r1.policy.attention import GatherKeys, Packing, register
 from r1.policy.balance import Piece
 from r1.policy.logprobs import Head, Scored
 from r1.policy.model import _packed_forward, _set_attention
@@ -203,3 +203,16 @@ def test_positions_of_a_video_step_along_time_and_the_text_goes_on_after_the_lar
     got = mrope_positions([7, *[91] * 4, 7, *[91] * 4, 2], None, stamped, **grids).tolist()
     assert got[0] == [0, 1, 1, 1, 1, 3, 4, 4, 4, 4, 6]
     assert got[1] == [0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6] and got[2] == [0, 1, 2, 1, 2, 3, 4, 5, 4, 5, 6]
+
+
+def test_gradients_of_gathered_keys_are_sums_over_uses():
+    groups = [(3, [2, 4]), (2, []), (4, [1]), (5, [2, 3, 1])]
+    packing = Packing.from_groups(groups, with_mask=False)
+    tokens = int(packing.cu_seqlens_q[-1])
+    keys = torch.randn(tokens, 2, 4, requires_grad=True)
+    weights = torch.randn(len(packing.kv_index), 2, 4)
+    gathered = GatherKeys.apply(keys, packing)
+    assert torch.equal(gathered, keys[packing.kv_index])
+    (gathered * weights).sum().backward()
+    expected = torch.zeros(tokens, 2, 4).index_add_(0, packing.kv_index, weights)
+    torch.testing.assert_close(keys.grad, expected)

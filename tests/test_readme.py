@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 import textwrap
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -55,7 +56,11 @@ def load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))  # as load_config: a config file may import its neighbour
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
     return module
 
 

@@ -116,7 +116,7 @@ def torchrun(tensor_parallel_size: int, folder: Path) -> list[Any]:
     return [rank[0] for rank in result["ranks"]]
 
 
-def test_two_ranks_draw_eight_distinct_samples(tmp_path):
+def test_X01_two_ranks_draw_eight_distinct_samples(tmp_path):
     responses = [tuple(r["response_ids"]) for rank in torchrun(1, tmp_path) for r in rank]
     assert len(set(responses)) == 8
 

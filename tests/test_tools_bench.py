@@ -12,8 +12,10 @@ from r1.config import ModelConfig, load_config
 from r1.data.loader import Loader
 from r1.data.prompt import Renderer
 from r1.data.tokenizer import load_tokenizer
-from tools.bench import main, parse, summarize, table
+from tools.bench import main, parse
 from tools.bench_model import SHAPES, make_config, make_model, make_tokenizer
+from tools.bench_options import work_of
+from tools.bench_step import summarize, table
 from tools.bench_work import Work, model_of, uncut_mean, write_config
 
 TINY = Work(model="tiny", prompts=4, n=2, prompt_tokens=40, response_tokens=12, lengths="mixed", image=None,
@@ -95,6 +97,7 @@ def test_equal_lengths_ignore_the_end_token(tmp_path: Path) -> None:
 
 def test_the_first_step_is_not_counted_and_phases_add_up() -> None:
     row = {"step": 1, "time/weight_sync_s": 1.0, "time/rollout_s": 4.0, "time/update_s": 3.0, "time/step_s": 9.0,
+           "engine/generate_s": 4.0,
            "response/length_mean": 10.0, "perf/tokens_per_s_per_gpu": 50.0}  # fmt: skip
     summary = summarize([row | {"time/step_s": 99.0}, row, row | {"time/step_s": 11.0}, row], TINY)
     assert summary["time/step_s"] == {"median": 9.0, "min": 9.0, "max": 11.0}
@@ -107,7 +110,8 @@ def test_the_first_step_is_not_counted_and_phases_add_up() -> None:
 
 
 def test_a_model_that_sees_gets_the_picture_and_prompts_of_its_data() -> None:
-    options, work, overrides = parse(["step", "--model", "qwen2.5-vl-3b", "--lengths", "mixed", "--rollout.seed", "7"])
+    options, overrides = parse(["step", "--model", "qwen2.5-vl-3b", "--lengths", "mixed", "--rollout.seed", "7"])
+    work = work_of(options, steps=options.steps)
     assert (work.image, work.prompt_tokens, work.max_response_tokens, work.precision) == (504, 426, 1253, "amp")
     assert (options.benchmark, overrides) == ("step", ["--rollout.seed", "7"])
 
@@ -141,10 +145,11 @@ def test_step_measures_the_real_trainer(tmp_path: Path, capsys: pytest.CaptureFi
     words = "step --model tiny --precision float32 --prompts 4 --n 2 --steps 3 --response-tokens 24 --lengths mixed"
     main([*words.split(), "--output", str(tmp_path)])
     report = json.loads((tmp_path / "bench.json").read_text())
-    assert len(report["steps"]) == 3 and report["work"]["prompts"] == 4
+    assert len(report["runs"][0]) == 3 and report["work"]["prompts"] == 4
     assert report["summary"]["mismatch/abs_max"]["max"] < 1e-4
     assert report["summary"]["response/length_max"]["max"] <= 83
     assert not list((tmp_path / "run").glob("checkpoints/step_*"))
+    assert (tmp_path / "timeline.svg").read_text().startswith("<svg")
     assert "counted tokens/s/GPU" in capsys.readouterr().out.splitlines()[-1]
 
 

@@ -105,11 +105,16 @@ def test_a_run_logs_every_step_and_ends_with_what_to_do_next(here, straight):
     assert step["policy/grad_norm"] > 0 and step["loss/kl"] >= 0
     assert {"reward/mean", "reward/accuracy", "response/clip_frac", "policy/entropy", "time/rollout_s", "time/reward_s",
             "time/logprobs_s", "time/update_s", "time/weight_sync_s", "time/step_s", "perf/tokens_per_s_per_gpu",
-            "mem/peak_gib"} <= step.keys()  # fmt: skip
+            "mem/peak_gib", "engine/wake_s", "engine/generate_s", "engine/sleep_s"} <= step.keys()  # fmt: skip
     folder = here / "runs" / "straight"
     assert json.loads((folder / "config.json").read_text())["rollout"]["n"] == 4
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {"train", "val"} == {s["kind"].split("/")[0] for s in samples}
+    pictures = {name for s in samples for name in s.get("images", [])}
+    assert pictures and all((folder / name).is_file() for name in pictures)
+    assert json.loads((folder / "environment.json").read_text())[0]["num_steps"] == 4
+    report = (folder / "report.html").read_text()
+    assert all(Path(name).stem in report for name in pictures) and "val/held/accuracy" in report
     assert list((folder / "tensorboard").iterdir())
     assert "tools/merge.py" in straight.stdout and "before" in straight.stdout
 
@@ -127,9 +132,10 @@ def test_C02_kill_and_resume_equals_a_straight_run_bit_for_bit(here, straight):
         assert {k: a[k] for k in timeless} == {k: b[k] for k in timeless}
 
 
-def test_resume_on_other_numbers_of_ranks_keeps_the_data_and_the_numbers(here, straight):
-    for ranks, steps in ((2, 1), (1, 3), (2, 4)):
-        words = command(here, "moved", "--trainer.max_steps", str(steps), "--trainer.val_before_train", "False")
+def test_resume_on_other_ranks_and_engines_keeps_the_data_and_the_numbers(here, straight):
+    for ranks, steps, tensor_parallel in ((2, 1, 1), (1, 3, 1), (2, 4, 2)):
+        words = command(here, "moved", "--trainer.max_steps", str(steps), "--trainer.val_before_train", "False",
+                        "--rollout.tensor_parallel_size", str(tensor_parallel))  # fmt: skip
         words[words.index("--nproc_per_node=2")] = f"--nproc_per_node={ranks}"
         done = run(words, here)
         assert done.returncode == 0, done.stderr[-3000:]

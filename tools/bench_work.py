@@ -1,6 +1,7 @@
 """The work that a benchmark measures, and the files that a run of the real trainer needs to do it."""
 
 import json
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from tools.bench_model import SHAPES, make_model
 CUT = 3.47
 """Mixed lengths are cut at this times their mean: 361 tokens on average, 1,253 at most."""
 PATCHES = 28  # pixels of an image token's edge
+STRETCH = (1.0, 1.25, 0.8, 1.5, 0.67)
+"""Mixed pictures are this much wider than square, and as much lower, in turn."""
 
 REWARD = '''"""A reward that differs between responses, so that every group teaches something."""
 
@@ -34,7 +37,7 @@ from r1.config import *
 config = Config(
     model=ModelConfig(path={model!r}, precision={work.precision!r}),
     data=DataConfig(train_files={rows!r}, val_files=(), rollout_batch_size={work.prompts},
-                    max_prompt_length={work.prompt_tokens}, max_response_length={work.max_response_tokens},
+                    max_prompt_length={longest}, max_response_length={work.max_response_tokens},
                     min_pixels=784, max_pixels={max_pixels}),
     rollout=RolloutConfig(n={work.n}, ignore_eos={ignore_eos}),
     reward=RewardConfig(function={reward!r}),
@@ -55,12 +58,14 @@ class Work:
     n: int  # responses per prompt
     prompt_tokens: int  # of each prompt, its picture's included
     response_tokens: int  # mean
-    lengths: Literal["equal", "mixed"]
+    lengths: Literal["equal", "mixed"]  # of responses
     image: int | None  # edge of the square picture in each prompt, pixels
     minibatches: int  # optimizer steps a step
     precision: Literal["amp", "bf16", "float32"]
     steps: int  # the first is warm-up
     nproc: int  # GPUs
+    prompt_lengths: Literal["equal", "mixed"] = "equal"  # mixed: half to one and a half times their text's mean
+    image_sizes: Literal["equal", "mixed"] = "equal"  # mixed: of other shapes and about the same area
 
     def __post_init__(self) -> None:
         if self.model not in SHAPES:
@@ -81,9 +86,16 @@ class Work:
     def max_response_tokens(self) -> int:
         return self.response_tokens if self.lengths == "equal" else round(CUT * self.response_tokens)
 
+    def picture(self, row: int) -> tuple[int, int]:
+        """(width, height) in pixels of a prompt's picture; (0, 0) without one."""
+        if self.image is None:
+            return 0, 0
+        edge, stretch = self.image / PATCHES, STRETCH[row % len(STRETCH)] if self.image_sizes == "mixed" else 1.0
+        return round(edge * stretch) * PATCHES, round(edge / stretch) * PATCHES
+
     @property
-    def image_tokens(self) -> int:
-        return 0 if self.image is None else (self.image // PATCHES) ** 2
+    def most_pixels(self) -> int:
+        return max(math.prod(self.picture(row)) for row in range(len(STRETCH)))
 
 
 def uncut_mean(mean: float, longest: int) -> float:
@@ -97,6 +109,17 @@ def uncut_mean(mean: float, longest: int) -> float:
     return m
 
 
+def response_lengths(work: Work, count: int) -> list[int]:
+    """Lengths as the work's model samples them, without its luck: evenly spaced quantiles, in a fixed random order."""
+    if work.lengths == "equal":
+        return [work.response_tokens] * count
+    longest = work.max_response_tokens
+    going_on = math.log1p(-1 / uncut_mean(work.response_tokens, longest))  # log of P(a token is not the last)
+    lengths = [math.ceil(math.log1p(-(i + 0.5) / count) / going_on) for i in range(count)]
+    random.Random(0).shuffle(lengths)
+    return [min(max(length, 1), longest) for length in lengths]
+
+
 def model_of(work: Work, models: Path) -> Path:
     """The work's model below the folder `models`, made if it is not there; its name holds all that it depends on."""
     longest = round(CUT * work.response_tokens)
@@ -106,40 +129,48 @@ def model_of(work: Work, models: Path) -> Path:
     return folder
 
 
-def write_rows(work: Work, model: Path, folder: Path) -> Path:
-    """rows.jsonl, and the pictures in it: other prompts of the asked length for each step.
+def write_rows(work: Work, model: Path, folder: Path) -> tuple[Path, int]:
+    """rows.jsonl, and the pictures in it: other prompts for each step; and the tokens of the longest prompt.
 
     Raises:
         ValueError: the prompt is to be shorter than the chat template and the picture alone.
     """
     mark = "" if work.image is None else "<image>"
-    data = DataConfig(min_pixels=784, max_pixels=(work.image or 512) ** 2)
+    data = DataConfig(min_pixels=784, max_pixels=max(work.most_pixels, 784))
     renderer = Renderer(data, *load_tokenizer(ModelConfig(path=str(model))), image_dir=folder)
-    draw = random.Random(0)
-    rows = []
-    for i in range(work.prompts * (work.steps + 1)):
-        rows.append({"problem": mark, "answer": str(i), "images": [] if work.image is None else [f"{i}.png"]})
-        if work.image is not None:
-            _picture(work.image, i).save(folder / f"{i}.png")
-    rows[0]["problem"] = mark + "x"
-    letters = work.prompt_tokens - renderer.length(rows[0]) + 1  # one token each
-    if letters < 1:
-        least = work.prompt_tokens - letters + 1
-        raise ValueError(f"--prompt-tokens {work.prompt_tokens}: chat template and picture take {least - 1} of them "
-                         f"already; use at least {least}")  # fmt: skip
-    for row in rows:
-        row["problem"] = mark + "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=letters))
-    assert renderer.length(rows[-1]) == work.prompt_tokens, renderer.length(rows[-1])
+    draw, count = random.Random(0), work.prompts * (work.steps + 1)
+    shares = [1.0] * count
+    if work.prompt_lengths == "mixed":
+        shares = [0.5 + (i + 0.5) / count for i in range(count)]
+        draw.shuffle(shares)
+    _picture(work.picture(0), 0, folder / "0.png")
+    probe = {"problem": mark + "x", "images": [] if work.image is None else ["0.png"]}
+    around = renderer.length(probe) - 1  # tokens of chat template and picture
+    if work.prompt_tokens <= around:
+        raise ValueError(f"--prompt-tokens {work.prompt_tokens}: chat template and picture take {around} of them "
+                         f"already; use at least {around + 1}")  # fmt: skip
+    rows, lengths = [], []
+    for i, share in enumerate(shares):
+        letters = max(1, round((work.prompt_tokens - around) * share))  # one token each
+        text = mark + "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=letters))
+        rows.append({"problem": text, "answer": str(i), "images": [] if work.image is None else [f"{i}.png"]})
+        _picture(work.picture(i), i, folder / f"{i}.png")
+        lengths.append(around + letters + (math.prod(work.picture(i)) - math.prod(work.picture(0))) // PATCHES**2)
+    longest = lengths.index(max(lengths))
+    assert renderer.length(rows[longest]) == lengths[longest], (renderer.length(rows[longest]), lengths[longest])
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return path, lengths[longest]
 
 
-def _picture(edge: int, seed: int) -> Image.Image:
-    """Coloured squares, 14 pixels wide: no two pictures are alike, and their files stay small."""
-    colors = torch.randint(256, (edge // 14, edge // 14, 3), generator=torch.Generator().manual_seed(seed))
-    small = Image.fromarray(colors.to(torch.uint8).numpy())
-    return small.resize((edge, edge), Image.Resampling.NEAREST)
+def _picture(size: tuple[int, int], seed: int, path: Path) -> None:
+    """Coloured squares, 14 pixels wide: no two pictures are alike, and their files stay small. None of size (0, 0)."""
+    width, height = size
+    if width:
+        generator = torch.Generator().manual_seed(seed)
+        colors = torch.randint(256, (height // 14, width // 14, 3), generator=generator)
+        small = Image.fromarray(colors.to(torch.uint8).numpy())
+        small.resize(size, Image.Resampling.NEAREST).save(path)
 
 
 def write_config(work: Work, model: Path, folder: Path) -> Path:
@@ -148,7 +179,7 @@ def write_config(work: Work, model: Path, folder: Path) -> Path:
     The run would go on after the work: the trainer saves a checkpoint after its last step, 12 bytes a parameter, which
     is not what is measured. Whoever starts it ends it once the work is done.
     """
-    rows, reward = write_rows(work, model, folder), folder / "reward.py"
+    (rows, longest), reward = write_rows(work, model, folder), folder / "reward.py"
     reward.write_text(REWARD)
     config = folder / "config.py"
     text = CONFIG.format(
@@ -159,8 +190,9 @@ def write_config(work: Work, model: Path, folder: Path) -> Path:
         folder=str(folder),
         ignore_eos=work.lengths == "equal",
         minibatch=work.prompts // work.minibatches,
-        microbatch=max(16384, work.prompt_tokens + work.max_response_tokens),
-        max_pixels=(work.image or 512) ** 2,
+        longest=longest,
+        microbatch=max(16384, longest + work.max_response_tokens),
+        max_pixels=max(work.most_pixels, 784),
         max_steps=work.steps + 1000,
     )
     config.write_text(text)

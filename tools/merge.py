@@ -1,17 +1,19 @@
 """Make a model folder that transformers and vLLM load out of a run or one of its checkpoints, without a GPU.
 
 python tools/merge.py runs/demo --output merged [--dtype float32] [--max_shard_gb 2] [--push-to-hub owner/name]
+python tools/merge.py runs/lora --output merged [--base folder-of-its-model] or --output adapter --adapter-only
 
-A run gives its best checkpoint where its config has checkpoint.best_metric, else its newest. Memory is bounded by the
-biggest tensor, twice, and one output file: a 7B model takes under 8 GiB.
+A run gives its best checkpoint where its config has checkpoint.best_metric, else its newest. A LoRA run's adapters are
+merged into the model they were trained on. Memory is bounded by the biggest tensor, twice, and one output file: a 7B
+model takes under 8 GiB.
 """
 
 import argparse
 import json
 import shutil
+import sys
 import warnings
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,14 @@ import torch
 import transformers
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from r1.checkpoint_files import (
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # so that `python tools/merge.py` finds its parts where r1 is not installed
+
+from r1.checkpoint_files import (  # noqa: E402
     CONFIG,
     HF,
     SHARDS,
@@ -39,9 +39,9 @@ from r1.checkpoint_files import (
     metric_of,
     read_marker,
 )
-from r1.config import CheckpointConfig
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+from r1.config import CheckpointConfig  # noqa: E402
+from tools.merge_files import DTYPES, Shards, checked, plan_files, verify, write_files  # noqa: E402
+from tools.merge_lora import Merged, base_of, lora_of, put_adapters, write_adapter  # noqa: E402
 
 
 def choose(source: str | Path) -> tuple[Path, str]:
@@ -80,31 +80,22 @@ def empty_model(hf_folder: Path) -> PreTrainedModel:
         return model_class(config)
 
 
-def saved_tensors(checkpoint: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+def saved_tensors(shards: Shards, model: PreTrainedModel) -> dict[str, Tensor]:
     """{in-memory name: meta tensor} of the checkpoint's weights, in the model's order.
 
     Raises:
         ValueError: a weight of the model is missing (a tied one may be), or has another shape.
     """
-    metadata = FileSystemReader(checkpoint / SHARDS).read_metadata().state_dict_metadata
-    there = {
-        name.removeprefix("model."): entry
-        for name, entry in metadata.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
-    }
-    expected = model.state_dict()
+    expected, there = model.state_dict(), shards.tensors
     missing = [name for name in expected if name not in there and name not in model.all_tied_weights_keys]
-    wrong = [name for name, entry in there.items() if name not in expected or entry.size != expected[name].shape]
+    wrong = [name for name, entry in there.items() if name not in expected or entry.shape != expected[name].shape]
     if missing or wrong:
+        checkpoint = shards.checkpoint
         raise ValueError(
             f"{checkpoint}/{SHARDS} does not fit {checkpoint}/{HF}/config.json: missing {missing[:3]}, unknown or of "
             f"another shape {wrong[:3]}; {HF}/ must be the one that was saved with it"
         )
-    return {
-        name: torch.empty(there[name].size, dtype=there[name].properties.dtype, device="meta")
-        for name in expected
-        if name in there
-    }
+    return {name: there[name] for name in expected if name in there}
 
 
 def conversion_groups(model: PreTrainedModel, tensors: dict[str, Tensor]) -> list[tuple[list[str], dict[str, Tensor]]]:
@@ -128,76 +119,20 @@ def conversion_groups(model: PreTrainedModel, tensors: dict[str, Tensor]) -> lis
     return groups
 
 
-def plan_files(groups: list[tuple[list[str], dict[str, Tensor]]], dtype: torch.dtype, limit: float) -> dict[str, str]:
-    """{saved name: file}, filled in order, each file up to limit bytes or one tensor."""
-    numbers, size, number = {}, 0, 0
-    for _, parts in groups:
-        for name, tensor in parts.items():
-            nbytes = tensor.numel() * _converted(tensor, dtype).element_size()
-            if size and size + nbytes > limit:
-                number, size = number + 1, 0
-            numbers[name], size = number, size + nbytes
-    if number == 0:
-        return dict.fromkeys(numbers, "model.safetensors")
-    return {name: f"model-{n + 1:05d}-of-{number + 1:05d}.safetensors" for name, n in numbers.items()}
-
-
-def _converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _checked(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in dtype; ValueError where a finite value has become infinite."""
-    converted = _converted(tensor, dtype)
-    # The biggest magnitudes tell, without copies of the size of the tensor.
-    if dtype == torch.float16 and tensor.numel() and tensor.is_floating_point():
-        low, high = torch.aminmax(tensor)
-        if max(-float(low), float(high)) > torch.finfo(dtype).max:
-            raise ValueError(
-                f"{name} has values up to {max(-float(low), float(high)):.3g}, which float16 cannot hold; "
-                "use --dtype bfloat16"
-            )
-    return converted
-
-
-def _crc(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().flatten().view(torch.uint8).numpy())
-
-
 def read_converted(
-    checkpoint: Path,
+    read: Callable[[str], Tensor],
     model: PreTrainedModel,
-    tensors: dict[str, Tensor],
     groups: list[tuple[list[str], dict[str, Tensor]]],
     dtype: torch.dtype,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(saved name, tensor in dtype) in the order of groups, one of which is in memory at a time; tensors has sizes."""
+    """(saved name, tensor in dtype) in the order of groups, one of which is in memory at a time.
+
+    read gives a whole tensor by its in-memory name.
+    """
     for names, _ in groups:
-        values = {f"model.{name}": torch.empty_like(tensors[name], device="cpu") for name in names}
-        load_shards(values, checkpoint_id=checkpoint / SHARDS, no_dist=True)
-        values = {name.removeprefix("model."): values[name] for name in list(values)}
+        values = {name: read(name) for name in names}
         for name, tensor in revert_weight_conversion(model, values).items():
-            yield name, _checked(name, tensor, dtype).contiguous()
-
-
-def write_files(tensors: Iterator[tuple[str, Tensor]], file_of: dict[str, str], output: Path) -> dict[str, int]:
-    """Write each file as soon as its last tensor has come, and the index if there are several. Returns CRC-32s."""
-    current: dict[str, Tensor] = {}
-    checksums: dict[str, int] = {}
-    total = 0
-    for name, tensor in tensors:
-        if current and file_of[name] != file_of[next(iter(current))]:
-            save_file(current, output / file_of[next(iter(current))], metadata={"format": "pt"})
-            current = {}
-        # A view of a bigger tensor (an expert of a stack) would be written with all of it in memory.
-        current[name] = tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
-        checksums[name] = _crc(tensor)
-        total += tensor.nbytes
-    save_file(current, output / file_of[next(iter(current))], metadata={"format": "pt"})
-    if len(set(file_of.values())) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(file_of.items()))}
-        (output / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    return checksums
+            yield name, checked(name, tensor, dtype).contiguous()
 
 
 def _with_dtype(value: Any, dtype: str) -> Any:
@@ -207,40 +142,57 @@ def _with_dtype(value: Any, dtype: str) -> Any:
     return value
 
 
-def verify(
+def merge(
+    source: str | Path,
     output: Path,
-    file_of: dict[str, str],
-    expected: dict[str, Tensor],
-    dtype: torch.dtype,
-    checksums: dict[str, int],
+    *,
+    dtype: str = "bfloat16",
+    max_shard_gb: float = 2.0,
+    base: str | None = None,
+    adapter_only: bool = False,
 ) -> None:
-    """Read back what was written: every name once, its file, shape, dtype and bytes. Raises ValueError otherwise."""
-    found: dict[str, str] = {}
-    for file in sorted(set(file_of.values())):
-        with safe_open(output / file, framework="pt") as tensors:
-            for name in tensors.keys():
-                have, want = tensors.get_tensor(name), _converted(expected[name], dtype)
-                if have.shape != want.shape or have.dtype != want.dtype:
-                    raise ValueError(
-                        f"{output / file}: {name} is {have.dtype} {list(have.shape)} and should be {want.dtype} "
-                        f"{list(want.shape)}; merge again into a new folder"
-                    )
-                if _crc(have) != checksums[name]:
-                    raise ValueError(f"{output / file}: {name} has other bytes than were written; check the disk")
-                found[name] = file
-    if found != file_of:
-        raise ValueError(f"{output} lacks {sorted(file_of.keys() - found.keys())[:3]}; merge again into a new folder")
+    """Write the model of a run (its best checkpoint, or its newest) or of one checkpoint to output.
 
-
-def merge(source: str | Path, output: Path, *, dtype: str = "bfloat16", max_shard_gb: float = 2.0) -> None:
-    """Write the model of a run (its best checkpoint, or its newest) or of one checkpoint to output."""
+    Args:
+        base: where a LoRA run's model.path is now; None: where it was.
+        adapter_only: write a LoRA run's adapters alone, as peft does.
+    """
     checkpoint, reason = choose(source)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"--output {output} is not empty; give a new folder or empty it")
     print(f"taking {checkpoint} ({reason})")
     check_source(checkpoint)
-    model = empty_model(checkpoint / HF)
-    tensors = saved_tensors(checkpoint, model)
+    shards, model, lora = Shards(checkpoint), empty_model(checkpoint / HF), lora_of(checkpoint)
+    if lora is None and (adapter_only or base is not None):
+        raise ValueError(f"{checkpoint} is of no LoRA run; leave --adapter-only and --base out")
+    base = base or base_of(checkpoint)
+    if lora is not None and adapter_only:
+        count = write_adapter(shards, model, lora, base, output, DTYPES[dtype])
+        print(
+            f"wrote the adapter of {checkpoint.name} on {base} to {output}: {count} tensors, {dtype}, for peft and vLLM"
+        )
+        return
+    if lora is None:
+        tensors, read = saved_tensors(shards, model), shards.read
+    else:
+        adapted = empty_model(checkpoint / HF)
+        put_adapters(shards, adapted, lora)
+        merged = Merged(shards, model, adapted, base)
+        tensors, read = merged.tensors, merged.read
+        print(f"merging the adapters into {base}")
+    write_model(checkpoint, model, tensors, read, output, dtype, max_shard_gb)
+
+
+def write_model(
+    checkpoint: Path,
+    model: PreTrainedModel,
+    tensors: dict[str, Tensor],
+    read: Callable[[str], Tensor],
+    output: Path,
+    dtype: str,
+    max_shard_gb: float,
+) -> None:
+    """Convert, write and verify what read gives of tensors, beside the checkpoint's configs and tokenizer."""
     groups = conversion_groups(model, tensors)
     expected = {name: tensor for _, parts in groups for name, tensor in parts.items()}
     file_of = plan_files(groups, DTYPES[dtype], max_shard_gb * 1e9)
@@ -248,7 +200,7 @@ def merge(source: str | Path, output: Path, *, dtype: str = "bfloat16", max_shar
     config = json.loads((output / "config.json").read_text())
     config = {"dtype": dtype} | _with_dtype(config, dtype)
     (output / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    checksums = write_files(read_converted(checkpoint, model, tensors, groups, DTYPES[dtype]), file_of, output)
+    checksums = write_files(read_converted(read, model, groups, DTYPES[dtype]), file_of, output)
     verify(output, file_of, expected, DTYPES[dtype], checksums)
     parameters = sum(tensor.numel() for tensor in expected.values())
     print(
@@ -277,15 +229,24 @@ def main() -> None:
         "source", help="run folder (its best checkpoint by checkpoint.best_metric, or newest) or checkpoint"
     )
     parser.add_argument("--output", type=Path, required=True, help="new folder for the model")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: bfloat16, of an adapter alone float32")
     parser.add_argument("--max_shard_gb", type=float, default=2.0, help="size of a safetensors file; bounds memory")
+    parser.add_argument("--base", help="of a LoRA run: folder or hub id of the model it trained (default: model.path)")
+    parser.add_argument("--adapter-only", action="store_true", help="of a LoRA run: only its adapters, as peft does")
     parser.add_argument(
         "--push-to-hub", metavar="OWNER/NAME", help="also upload the folder; a new repository is private"
     )
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be here
     try:
-        merge(arguments.source, arguments.output, dtype=arguments.dtype, max_shard_gb=arguments.max_shard_gb)
+        merge(
+            arguments.source,
+            arguments.output,
+            dtype=arguments.dtype or ("float32" if arguments.adapter_only else "bfloat16"),
+            max_shard_gb=arguments.max_shard_gb,
+            base=arguments.base,
+            adapter_only=arguments.adapter_only,
+        )
         if arguments.push_to_hub is not None:
             push(arguments.output, arguments.push_to_hub)
     except ValueError as error:

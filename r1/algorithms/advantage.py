@@ -81,7 +81,8 @@ def passk(scores: Scores, config: AlgorithmConfig) -> Tensor:
 
         A[i, best] = (r[i, best] - r[i, second]) / (std(r[i]) + 1e-6),  0 for the others
 
-    advantage_std "none" leaves the division out. Returns [G, n] float32.
+    This is max(r[i]) less the maximum of the others. The paper does not divide: advantage_std "none" leaves it out.
+    Returns [G, n] float32.
     """
     valid = scores.valid
     filled = scores.rewards.masked_fill(~valid, -torch.inf)
@@ -146,7 +147,8 @@ def gae_returns(scores: Scores, gamma: float, lam: float) -> tuple[Tensor, Tenso
     assert scores.values is not None, "gae without a critic's values"
     rewards, values = scores.token_rewards().double(), scores.values.double()
     last = torch.zeros(len(values), dtype=torch.bool)
-    last[scores.lengths.flatten().cumsum(0) - 1] = True
+    lengths = scores.lengths.flatten()
+    last[lengths.cumsum(0)[lengths > 0] - 1] = True
     following = torch.cat([values[1:], values.new_zeros(1)]).masked_fill(last, 0.0)
     delta = rewards + gamma * following - values
     advantages = discounted_returns(delta, scores, gamma * lam).double()

@@ -47,7 +47,7 @@ def valid_tokens(rollouts: list[Rollout], config: Config) -> list[int]:
 def _set_trained(rollouts: list[Rollout], scores: Scores, config: AlgorithmConfig) -> None:
     tied = tied_groups(scores.rewards).repeat_interleave(scores.rewards.shape[1]).tolist()
     for rollout, in_tied_group in zip(rollouts, tied, strict=True):
-        out = rollout.reward is None
+        out = rollout.reward is None or not rollout.response_ids
         out = out or (config.mask_truncated and rollout.truncated)
         out = out or (config.drop_tied_groups and in_tied_group)
         rollout.weight = 0.0 if out else 1.0

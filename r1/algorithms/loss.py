@@ -88,6 +88,9 @@ LOSSES: dict[str, Callable[[Tokens, AlgorithmConfig], Tensor]] = {
 }
 """Each takes a microbatch's Tokens and the config and returns [T] float32, the loss of each token."""
 
+CLIP_SEQUENCES = (gspo, gspo_token)
+"""Those that clip one ratio of a whole response; policy/clip_frac_* then counts by it."""
+
 
 def kl_to_reference(logprobs: Tensor, ref_logprobs: Tensor | None, config: AlgorithmConfig) -> Tensor | None:
     """[T] the KL that the loss is charged with, or None; the full one comes from the LM head."""
@@ -130,7 +133,8 @@ def microbatch_loss(
     policy = trust * loss_fn(tokens, config)
     total = policy
     log_ratio = (tokens.logprobs - tokens.old_logprobs).detach()
-    low, high = log_ratio.exp() < 1 - config.clip_low, log_ratio.exp() > 1 + config.clip_high
+    ratio = (sequence_mean(log_ratio, tokens.owners) if loss_fn in CLIP_SEQUENCES else log_ratio).exp()
+    low, high = ratio < 1 - config.clip_low, ratio > 1 + config.clip_high
     metrics = {
         "loss/policy": torch.where(tokens.loss_mask, policy.detach() * tokens.weights, 0.0).sum(),
         "policy/entropy": token_mean(tokens.entropy),

@@ -30,10 +30,11 @@ class Scores:
     def token_rewards(self) -> Tensor:
         """[T] float32: minus each token's penalty, and the response's own reward on its last token; 0 if excluded."""
         penalties = torch.zeros(int(self.lengths.sum())) if self.penalties is None else self.penalties
-        ends = self.lengths.flatten().cumsum(0) - 1
+        some = self.lengths.flatten() > 0
+        ends = self.lengths.flatten().cumsum(0)[some] - 1
         totals = torch.zeros(self.lengths.numel()).index_add(0, self.owners(), penalties)
         tokens = -penalties
-        tokens[ends] += self.rewards.flatten() + totals
+        tokens[ends] += (self.rewards.flatten() + totals)[some]
         return torch.where(self.spread(self.valid), tokens, 0.0)
 
     def owners(self) -> Tensor:
@@ -42,7 +43,7 @@ class Scores:
 
 
 def scores_of(rollouts: list[Rollout], group_size: int) -> Scores:
-    """Collect what the rollouts carry; they are in (group, sample) order."""
+    """Collect what the rollouts carry; they are in (group, sample) order. A response without tokens is excluded."""
     assert len(rollouts) % group_size == 0, f"{len(rollouts)=} is not a multiple of {group_size=}"
 
     def flat(name: str) -> Tensor | None:
@@ -50,7 +51,8 @@ def scores_of(rollouts: list[Rollout], group_size: int) -> Scores:
         return None if any(p is None for p in parts) else torch.cat(parts)
 
     penalties = flat("kl_penalties")
-    rewards = torch.tensor([float("nan") if r.reward is None else r.reward for r in rollouts], dtype=torch.float32)
+    graded = [r.reward if r.reward is not None and r.response_ids else float("nan") for r in rollouts]
+    rewards = torch.tensor(graded, dtype=torch.float32)
     if penalties is not None:
         rewards -= torch.stack([r.kl_penalties.sum() for r in rollouts if r.kl_penalties is not None])
     baselines = [r.baseline for r in rollouts[::group_size]]

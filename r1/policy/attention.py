@@ -6,7 +6,7 @@ Registered with transformers under the names below; `packing` reaches it as a ke
 import importlib.util
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import torch
@@ -32,22 +32,34 @@ class Packing:
     max_seqlen_q: int
     max_seqlen_k: int
     kv_index: Tensor  # [K] int64, packed positions
+    own_index: Tensor  # [T] int64, where in kv_index a packed token stands as a key of its own sequence
+    shared_tokens: Tensor  # [P] int64, packed positions of prompts that responses attend to
+    shared_index: Tensor  # [P, n] int64, where in kv_index they stand as keys of responses; -1: of fewer than n
     mask: Tensor | None  # [T, T] bool, for SDPA; None where a varlen kernel runs
 
     @staticmethod
     def from_groups(groups: list[tuple[int, list[int]]], *, with_mask: bool) -> "Packing":
         """From (prompt tokens, tokens of each response) of each group, in packed order."""
-        lengths_q, keys = [], []
-        start = 0
+        lengths_q, keys, own, shared_tokens, shared = [], [], [], [], []
+        start = num_keys = 0
+        most = max((len(lengths) for _, lengths in groups), default=0)
         for prompt_length, response_lengths in groups:
             prompt = torch.arange(start, start + prompt_length)
             lengths_q.append(prompt_length)
             keys.append(prompt)
-            start += prompt_length
-            for length in response_lengths:
+            own.append(torch.arange(num_keys, num_keys + prompt_length))
+            start, num_keys = start + prompt_length, num_keys + prompt_length
+            uses = torch.full((prompt_length, most), -1)
+            for i, length in enumerate(response_lengths):
                 lengths_q.append(length)
                 keys.append(torch.cat([prompt, torch.arange(start, start + length)]))
-                start += length
+                uses[:, i] = torch.arange(num_keys, num_keys + prompt_length)
+                num_keys += prompt_length
+                own.append(torch.arange(num_keys, num_keys + length))
+                start, num_keys = start + length, num_keys + length
+            if response_lengths:
+                shared_tokens.append(prompt)
+                shared.append(uses)
         lengths_k = [len(k) for k in keys]
         mask = None
         if with_mask:
@@ -63,18 +75,45 @@ class Packing:
             max_seqlen_q=max(lengths_q),
             max_seqlen_k=max(lengths_k),
             kv_index=torch.cat(keys),
+            own_index=torch.cat(own),
+            shared_tokens=torch.cat(shared_tokens) if shared else torch.zeros(0, dtype=torch.int64),
+            shared_index=torch.cat(shared) if shared else torch.zeros(0, most, dtype=torch.int64),
             mask=mask,
         )
 
     def to(self, device: torch.device) -> "Packing":
-        return Packing(
-            cu_seqlens_q=self.cu_seqlens_q.to(device),
-            cu_seqlens_k=self.cu_seqlens_k.to(device),
-            max_seqlen_q=self.max_seqlen_q,
-            max_seqlen_k=self.max_seqlen_k,
-            kv_index=self.kv_index.to(device),
-            mask=None if self.mask is None else self.mask.to(device),
-        )
+        moved = {
+            f.name: to_device(value, device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy that the host does not wait for."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class GatherKeys(torch.autograd.Function):
+    """[T, H, D] keys or values of the packed tokens -> [K, H, D], each prompt's repeated for its responses.
+
+    The gradient of a prompt's token is the sum over its uses, taken in float32 and in one order; that of plain
+    indexing sorts the whole index, layer by layer.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, packing: Packing) -> Tensor:
+        ctx.packing = packing
+        return keys[packing.kv_index]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,), packing = gradients, ctx.packing
+        out = gradient[packing.own_index]
+        uses = packing.shared_index
+        shared = gradient[uses.clamp(min=0)].float() * (uses >= 0)[..., None, None]  # [P, n, H, D]
+        tokens = packing.shared_tokens
+        out[tokens] = (out[tokens].float() + shared.sum(1)).to(out.dtype)
+        return out, None
 
 
 def _cumulative(lengths: list[int]) -> Tensor:
@@ -99,11 +138,6 @@ def choose_backend(name: str, device: torch.device, *, float32: bool = False) ->
     return name
 
 
-def _repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """[.., kv_heads, D] -> [.., heads, D] at axis -2."""
-    return x if x.shape[-2] == heads else x.repeat_interleave(heads // x.shape[-2], dim=-2)
-
-
 def _varlen(backend: str) -> Callable[..., Tensor]:
     """fn(q [T, H, D], k, v, cu_q, cu_k, max_q, max_k, scale, causal) -> [T, H, D]."""
     if backend == "flash_attn":
@@ -116,13 +150,12 @@ def _varlen(backend: str) -> Callable[..., Tensor]:
         return flash
     from torch.nn.attention.varlen import varlen_attn
 
-    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
+    # torch 2.11 has no such argument, and takes fewer key than query heads without a word (equal to repeated ones).
+    grouped = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
     def torch_varlen(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
                      scale: float | None, causal: bool) -> Tensor:  # fmt: skip
         extra: dict[str, Any] = {"enable_gqa": True} if grouped else {}
-        if not grouped:
-            k, v = _repeat_kv(k, q.shape[1]), _repeat_kv(v, q.shape[1])
         window = (-1, 0) if causal else (-1, -1)
         out = varlen_attn(q, k, v, cu_q, cu_k, max_q, max_k, scale=scale, window_size=window, **extra)
         return cast(Tensor, out)  # alone, as no auxiliary output was asked for
@@ -143,7 +176,7 @@ def register(backend: str) -> None:
             )
             return out.transpose(1, 2), None
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
-        k, v = k[packing.kv_index], v[packing.kv_index]
+        k, v = cast(Tensor, GatherKeys.apply(k, packing)), cast(Tensor, GatherKeys.apply(v, packing))
         out = varlen(q.contiguous(), k, v, packing.cu_seqlens_q, packing.cu_seqlens_k,
                      packing.max_seqlen_q, packing.max_seqlen_k, scaling, True)  # fmt: skip
         return out[None], None

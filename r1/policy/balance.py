@@ -79,6 +79,23 @@ def first_fit(pieces: Sequence[Piece], max_tokens: int) -> list[list[Piece]]:
     return bins
 
 
+def even_out(bins: list[list[Piece]], count: int, max_tokens: int) -> list[list[Piece]]:
+    """The pieces in count bins of about equal tokens (longest first, each to the lightest); as given where one is full.
+
+    A small microbatch costs a GPU nearly as much as a middling one: launches, and gathered and reduced weights.
+    """
+    pieces = [piece for members in bins for piece in members]
+    if len(pieces) < count:
+        return bins
+    even: list[list[Piece]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for piece in sorted(pieces, key=lambda p: (-p.tokens, p.rollouts[0].group, p.rollouts[0].sample)):
+        slot = loads.index(min(loads))
+        even[slot].append(piece)
+        loads[slot] += piece.tokens
+    return even if max(loads) <= max_tokens else bins
+
+
 def level(bins: list[list[Piece]], count: int, spare: Rollout) -> list[list[Piece]]:
     """Exactly count microbatches, by splitting the largest; a masked copy of spare where nothing is left to split."""
     bins = list(bins)
@@ -117,4 +134,4 @@ def plan_minibatch(
     bins = [first_fit(rank, max_tokens) for rank in ranks]
     count = max(len(b) for b in bins)
     spare = min(rollouts, key=lambda r: (len(r.prompt_ids) + len(r.response_ids), r.group, r.sample))
-    return [level(b, count, spare) for b in bins]
+    return [level(even_out(b, count, max_tokens), count, spare) for b in bins]

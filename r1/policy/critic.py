@@ -2,22 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from r1.algorithms.advantage import gae_returns
 from r1.algorithms.scores import scores_of
 from r1.config import Config
 from r1.parallel import Ranks, gather_objects
 from r1.policy.model import load_model
-from r1.policy.offload import free_cache, move_model, move_optimizer, reshard
+from r1.policy.offload import HostMemory, fetch_optimizer, free_cache, reshard, store_model, store_optimizer
 from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
 from r1.policy.packing import Microbatch
 from r1.policy.policy import sum_tensors
 from r1.types import Rollout
-
-CPU = torch.device("cpu")
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, weights: Tensor, clip: float) -> Tensor:
@@ -38,21 +37,22 @@ class Critic:
     def __init__(self, config: Config, ranks: Ranks, backend: str, num_steps: int) -> None:
         self.config, self.ranks = config, ranks
         self.model = load_model(config.model, ranks.mesh, ranks.device, backend, trainable=True, value_head=True)
-        optim = replace(config.optim, lr=config.algorithm.critic_lr)
+        optim = replace(config.optim, lr=config.algorithm.critic_lr, lr_vision_tower=None, lr_projector=None)
         self.optimizer = make_optimizer(self.model, optim)
         self.scheduler = make_scheduler(self.optimizer, optim, num_steps)
+        self._memory = HostMemory()
         self.sleep()
 
     def wake(self) -> None:
         if self.ranks.device.type == "cuda":
-            move_model(self.model, self.ranks.device)
-            move_optimizer(self.optimizer, self.ranks.device)
+            cast(nn.Module, self.model).to(self.ranks.device, non_blocking=True)
+            fetch_optimizer(self.optimizer, self.ranks.device)
 
     def sleep(self) -> None:
         """Give the GPU's memory to the engine and the policy."""
         if self.ranks.device.type == "cuda":
-            move_model(self.model, CPU)
-            move_optimizer(self.optimizer, CPU)
+            store_model(self.model, self._memory)
+            store_optimizer(self.optimizer, self._memory)
             free_cache(self.ranks.device)
 
     @torch.no_grad()

@@ -55,12 +55,21 @@ def _chunk(
 def score_tokens(hidden: Tensor, lm_head: nn.Module, labels: Tensor, head: Head) -> Scored:
     """log softmax(lm_head(hidden) / temperature) at the labels, with entropy and KL of that distribution.
 
-    Memory is O(chunk_tokens x vocabulary): each chunk's logits are made again in the backward pass.
+    Memory is O(chunk_tokens x vocabulary): each chunk's logits are made again in the backward pass. On a GPU that is
+    r1/policy/fused_head.py's work, but for the full KL and a head that is not one plain matrix.
 
     Args:
         hidden: [R, H], position r predicts labels[r].
         labels: [R] int64.
     """
+    if hidden.is_cuda and head.ref_hidden is None and type(lm_head) is nn.Linear and lm_head.bias is None:
+        from r1.policy.fused_head import fused_score
+
+        logprobs, entropy = fused_score(
+            hidden, lm_head.weight, labels,
+            temperature=head.temperature, banned=head.banned, chunk_tokens=head.chunk_tokens,
+        )  # fmt: skip
+        return Scored(logprobs=logprobs, entropy=entropy if head.entropy_grad else entropy.detach(), kl=None)
     parts = []
     for start in range(0, max(len(labels), 1), head.chunk_tokens):
         rows = slice(start, start + head.chunk_tokens)

@@ -1,5 +1,6 @@
 """Load a model, shard it with FSDP2, and give it a forward pass over packed microbatches."""
 
+import importlib.util
 import types
 from typing import Any
 
@@ -20,6 +21,9 @@ from transformers import (
 from r1.config import ModelConfig
 from r1.policy.attention import PACKED, VISION, Packing
 from r1.policy.logprobs import Head, Scored, score_tokens
+from r1.policy.lora import add_adapters, set_dropout, start_adapters
+from r1.policy.lora_weights import base_name
+from r1.policy.weights import fill_shards, find_on_all_ranks
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """model_type values whose packed forward is proven equal to separate rows by tests."""
@@ -88,6 +92,20 @@ def _build(config: ModelConfig, hf_config: PretrainedConfig, dtype: torch.dtype,
         return auto.from_config(hf_config, dtype=dtype, trust_remote_code=config.trust_remote_code)
 
 
+def uses_liger(config: ModelConfig, device: torch.device) -> bool:
+    """Whether RMSNorm, SwiGLU and rotary embeddings run as liger-kernel's Triton kernels (arXiv 2410.10989).
+
+    Raises:
+        ValueError: config.liger_kernel asks for what cannot run.
+    """
+    can = device.type == "cuda" and importlib.util.find_spec("liger_kernel") is not None
+    if config.liger_kernel and not can:
+        raise ValueError(
+            "model.liger_kernel=True needs a CUDA GPU and the package liger-kernel, which r1[gpu] installs; drop it"
+        )
+    return can if config.liger_kernel is None else config.liger_kernel
+
+
 def _set_attention(model: PreTrainedModel, backend: str) -> None:
     model.config.get_text_config()._attn_implementation = PACKED
     visual = getattr(model.model, "visual", None)
@@ -106,8 +124,13 @@ def _set_attention(model: PreTrainedModel, backend: str) -> None:
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Every transformer layer, of the vision tower too, in forward order: the units that FSDP2 shards."""
     base: Any = model.model
-    vision = list(base.visual.blocks) if hasattr(base, "visual") else []
-    return vision + list(getattr(base, "language_model", base).layers)
+    return (list(base.visual.blocks) if hasattr(base, "visual") else []) + text_layers(model)
+
+
+def text_layers(model: nn.Module) -> list[nn.Module]:
+    """The language model's layers, in forward order."""
+    base: Any = model.model
+    return list(getattr(base, "language_model", base).layers)
 
 
 @torch.no_grad()
@@ -116,8 +139,8 @@ def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> Non
     source = {} if full is None else {**dict(full.named_parameters()), **dict(full.named_buffers())}
     for name, target in [*model.named_parameters(), *model.named_buffers()]:
         whole = torch.zeros(target.shape, dtype=target.dtype, device=device)
-        if name in source:  # all but a value head, which starts at 0
-            whole.copy_(source[name])
+        if base_name(name) in source:  # all but a value head, which starts at 0, and adapters
+            whole.copy_(source[base_name(name)])
         if dist.is_initialized():
             dist.broadcast(whole, 0)
         if isinstance(target, DTensor):
@@ -126,6 +149,17 @@ def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> Non
             target.to_local().copy_(shard.to_local())
         else:
             target.copy_(whole)
+
+
+def _choose_trained(model: PreTrainedModel, config: ModelConfig, master: torch.dtype, *, trainable: bool) -> None:
+    """Freeze what does not train; adapters, if any, are put in, in dtype master."""
+    if not trainable:
+        model.requires_grad_(False)
+    elif config.lora.rank:
+        add_adapters(model, config.lora, master)
+    elif config.freeze_vision_tower and hasattr(model.model, "visual"):
+        for name, parameter in model.model.visual.named_parameters():
+            parameter.requires_grad_("merger" in name)  # the projector goes on learning
 
 
 def load_model(
@@ -139,34 +173,45 @@ def load_model(
 ) -> PreTrainedModel:
     """The model, sharded over the mesh, whose forward is `_packed_forward`, or `_value_forward` with a value head.
 
-    Rank 0 reads the weights into host memory and hands out one tensor at a time; the others start from empty shards.
-    Trainable weights are float32 under precision amp and float32; a frozen model is kept in the dtype it computes in.
+    Every rank reads its own rows from safetensors files. Where they are not plain (r1/policy/weights.py), rank 0 reads
+    the weights into host memory and hands out one tensor at a time.
+    Trainable weights are float32 under precision amp and float32; frozen ones, all but the adapters with model.lora,
+    are kept in the dtype they compute in.
     """
     hf_config = load_model_config(config)
     compute = torch.float32 if config.precision == "float32" else torch.bfloat16
-    dtype = torch.float32 if trainable and config.precision == "amp" else compute
-    full = _build(config, hf_config, dtype, weights=True) if not dist.is_initialized() or dist.get_rank() == 0 else None
+    master, adapted = torch.float32 if config.precision == "amp" else compute, trainable and config.lora.rank > 0
+    dtype = master if trainable and not adapted else compute
     model = _build(config, hf_config, dtype, weights=False)
+    files = find_on_all_ranks(config.path, model, fresh=frozenset({"lm_head.weight"} if value_head else ()))
+    reads_all = files is None and (not dist.is_initialized() or dist.get_rank() == 0)
+    full = _build(config, hf_config, dtype, weights=True) if reads_all else None
     _set_attention(model, backend)
+    if uses_liger(config, device):
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
     if value_head:
         if full is not None:
             del full.lm_head
         with torch.device("meta"):
             model.lm_head = nn.Linear(model.lm_head.in_features, 1, bias=False, dtype=dtype)
     model.forward = types.MethodType(_value_forward if value_head else _packed_forward, model)
-    if config.freeze_vision_tower and hasattr(model.model, "visual"):
-        for name, parameter in model.model.visual.named_parameters():
-            parameter.requires_grad_("merger" in name)  # the projector goes on learning
-    if not trainable:
-        model.requires_grad_(False)
-    elif config.gradient_checkpointing:
+    _choose_trained(model, config, master, trainable=trainable)
+    if trainable and config.gradient_checkpointing is not False:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train(trainable)  # transformers checkpoints in training mode only; the families here have no dropout
+    set_dropout(model, False)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # Embeddings and LM head stay with the root: tied ones must be one unit, and the head runs inside its forward.
     fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=device)
-    _fill(model, full, device)
+    if files is not None:
+        fill_shards(model, files)
+    else:
+        _fill(model, full, device)
+    if adapted:
+        start_adapters(model, config.lora)
     return model

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1.policy.attention import Packing
+from r1.policy.attention import Packing, to_device
 from r1.policy.balance import Piece
 from r1.policy.vision import VisionSpec, as_images, prompt_patches, prompt_positions
 from r1.types import Prompt, Rollout
@@ -65,9 +65,9 @@ class Microbatch:
         if self.pixel_values is not None and self.image_grid_thw is not None:
             inputs |= {"pixel_values": self.pixel_values, "image_grid_thw": self.image_grid_thw}
         return (
-            {name: tensor.to(device) for name, tensor in inputs.items()},
+            {name: to_device(tensor, device) for name, tensor in inputs.items()},
             self.packing.to(device),
-            self.hidden_index.to(device),
+            to_device(self.hidden_index, device),
         )
 
 
@@ -99,13 +99,13 @@ def pack(
         positions.append(places)
         for rollout in piece.rollouts:
             inputs = rollout.response_ids[:-1]
-            hidden_index.append(torch.tensor([last]))
+            hidden_index.append(torch.tensor([last] if rollout.response_ids else [], dtype=torch.int64))
             hidden_index.append(torch.arange(len(ids), len(ids) + len(inputs)))
             positions.append((torch.arange(len(inputs)) + following).expand(len(places), -1))
             ids += inputs
             rollouts.append(rollout)
             masked.append(piece.masked)
-        groups.append((len(prompt_ids), [len(r.response_ids) - 1 for r in piece.rollouts]))
+        groups.append((len(prompt_ids), [max(len(r.response_ids) - 1, 0) for r in piece.rollouts]))
     if vision is not None and not patches:
         blank = torch.zeros(vision.merge_size**2, vision.patch_dim)
         patches.append((blank, torch.tensor([[1, vision.merge_size, vision.merge_size]])))

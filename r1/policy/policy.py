@@ -21,14 +21,14 @@ from r1.parallel import Ranks, gather_objects
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import plan_minibatch
 from r1.policy.logprobs import Head, Scored
+from r1.policy.lora import adapters_off, base_head, set_dropout
 from r1.policy.model import load_model
-from r1.policy.offload import free_cache, move_model, move_optimizer, reshard
-from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
+from r1.policy.offload import Offload, free_cache, reshard
+from r1.policy.optim import learning_rates, make_optimizer, make_scheduler, optimizer_step
 from r1.policy.packing import Microbatch, pack
+from r1.policy.recompute import Recompute
 from r1.policy.vision import VisionSpec
 from r1.types import Prompt, Rollout
-
-CPU = torch.device("cpu")
 
 
 class Policy:
@@ -48,10 +48,15 @@ class Policy:
         self.model = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=True)
         self.vision = VisionSpec.from_config(self.model.config)
         self.reference: PreTrainedModel | None = None
-        if config.algorithm.kl_coef > 0:
+        adapted = config.model.lora.rank > 0
+        if config.algorithm.kl_coef > 0 and adapted:
+            self.reference = self.model  # with its adapters off: no second copy
+        elif config.algorithm.kl_coef > 0:
             self.reference = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=False)
-            self._offload(self.reference, config.parallel.offload_reference)
         self.optimizer = make_optimizer(self.model, config.optim)
+        self.recompute = Recompute(self.model, ranks.device, config.model.gradient_checkpointing)
+        self.offload = Offload(config, ranks.device, self.model, self.optimizer, self.reference)
+        self.offload.store_reference()
         self.scheduler = make_scheduler(self.optimizer, config.optim, num_steps)
         self.kl_coef = config.algorithm.kl_coef  # moves where kl_target is set
         self.version = 0  # optimizer steps taken
@@ -91,21 +96,26 @@ class Policy:
 
     @torch.no_grad()
     def set_logprobs(self, minibatches: Sequence[Sequence[Microbatch]]) -> None:
-        """Fill old_logprobs, and ref_logprobs where there is a reference, of every microbatch."""
-        microbatches = [m for minibatch in minibatches for m in minibatch]
-        for microbatch in microbatches:
-            if self.config.algorithm.old_logprobs == "rollout":
+        """Fill old_logprobs, and ref_logprobs where there is a reference, of every microbatch.
+
+        Those of the first minibatch are left to its update, whose forward pass has the same weights, where nothing
+        needs them before.
+        """
+        algorithm, first = self.config.algorithm, int(self.config.defers_old_logprobs)
+        for microbatch in (m for minibatch in minibatches for m in minibatch):
+            if algorithm.old_logprobs == "rollout":
                 microbatch.old_logprobs = microbatch.rollout_logprobs
-            else:
-                microbatch.old_logprobs = self._score(self.model, microbatch).logprobs.cpu()
+        if algorithm.old_logprobs == "recompute":
+            for microbatch in (m for minibatch in minibatches[first:] for m in minibatch):
+                microbatch.old_logprobs = self._score(self.model, microbatch).logprobs
         reshard(self.model)
-        if self.reference is None or self.config.algorithm.kl_penalty == "full":
+        if self.reference is None or algorithm.kl_penalty == "full":
             return
-        self._onload(self.reference, self.config.parallel.offload_reference)
-        for microbatch in microbatches:
-            microbatch.ref_logprobs = self._score(self.reference, microbatch).logprobs.cpu()
-        reshard(self.reference)
-        self._offload(self.reference, self.config.parallel.offload_reference)
+        self.offload.fetch_reference()
+        with adapters_off(self.reference):
+            for microbatch in (m for minibatch in minibatches for m in minibatch):
+                microbatch.ref_logprobs = self._score(self.reference, microbatch).logprobs
+        self.offload.store_reference()
 
     def set_kl_penalties(
         self, rollouts: Sequence[Rollout], minibatches: Sequence[Sequence[Microbatch]]
@@ -118,7 +128,7 @@ class Policy:
         for microbatch in (m for minibatch in minibatches for m in minibatch):
             assert microbatch.old_logprobs is not None and microbatch.ref_logprobs is not None, "logprobs are not set"
             kl = KL_PENALTIES[algorithm.kl_penalty](microbatch.old_logprobs, microbatch.ref_logprobs)
-            mine |= microbatch.by_rollout(self.kl_coef * kl)
+            mine |= microbatch.by_rollout((self.kl_coef * kl).cpu())
         every = {key: part for rank in gather_objects(mine) for key, part in rank.items()}
         for rollout in rollouts:
             rollout.kl_penalties = every[rollout.group, rollout.sample]
@@ -134,13 +144,14 @@ class Policy:
             minibatches: from `pack`, with logprobs set; advantages and weights are those of their rollouts.
             global_valid_tokens: for each minibatch, its trained tokens on all ranks.
         """
-        if self.config.parallel.offload_optimizer:
-            move_optimizer(self.optimizer, self.ranks.device)
-        full_kl = self.reference is not None and self.config.algorithm.kl_penalty == "full"
-        if full_kl and self.reference is not None:
-            self._onload(self.reference, self.config.parallel.offload_reference)
+        self.offload.fetch_optimizer()
+        full_kl = self.config.algorithm.kl_penalty == "full"
+        if full_kl:
+            self.offload.fetch_reference()
         for microbatch in (m for minibatch in minibatches for m in minibatch):
             microbatch.take_advantages()
+        set_dropout(self.model, True)
+        had_states = bool(self.optimizer.state)
         steps = list(zip(minibatches, global_valid_tokens, strict=True)) * self.config.update.ppo_epochs
         totals: dict[str, Tensor] = {}
         norms: list[float] = []
@@ -151,32 +162,33 @@ class Policy:
                     for name, value in self._backward_or_explain(microbatch, valid_tokens).items():
                         totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     bar.update()
+                self.offload.await_optimizer()
                 norm, stepped = optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)
                 self.version += stepped
                 self.skipped += not stepped
                 norms.append(norm)
         metrics = {name: value / len(steps) for name, value in sum_tensors(totals).items()}
+        self.recompute.end_update(has_states=had_states or len(steps) > 1)
         metrics |= self._end_update(norms)
-        if full_kl and self.reference is not None:
-            reshard(self.reference)
-            self._offload(self.reference, self.config.parallel.offload_reference)
+        if full_kl:
+            self.offload.store_reference()
         return metrics
 
     def _end_update(self, norms: Sequence[float]) -> dict[str, float]:
         finite = [norm for norm in norms if math.isfinite(norm)]
         metrics = {
             "policy/grad_norm": sum(finite) / max(len(finite), 1),
-            "policy/lr": self.scheduler.get_last_lr()[0],
             "policy/skipped_steps": float(len(norms) - len(finite)),
-        }
+        } | learning_rates(self.optimizer)
         self.scheduler.step()
+        set_dropout(self.model, False)
         reshard(self.model)
-        if self.config.parallel.offload_optimizer:
-            move_optimizer(self.optimizer, CPU)
+        self.offload.store_optimizer()
         return metrics
 
     def _backward_or_explain(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
         """_backward, whose out-of-memory errors say what the microbatch held and what to lower."""
+        self.recompute.begin_microbatch(microbatch.input_ids.numel())
         try:
             return self._backward(microbatch, global_valid_tokens)
         except RuntimeError as error:
@@ -189,16 +201,17 @@ class Policy:
     def _backward(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
         """Add this microbatch's gradient; returns its detached metrics, to be summed over microbatches and ranks."""
         device, algorithm = self.ranks.device, self.config.algorithm
-        assert microbatch.old_logprobs is not None and microbatch.advantages is not None, "microbatch is not complete"
-        assert microbatch.weights is not None, "microbatch has no weights"
+        assert microbatch.advantages is not None and microbatch.weights is not None, "microbatch is not complete"
         options: dict[str, Any] = {"entropy_grad": algorithm.entropy_coef > 0}
         if self.reference is not None and algorithm.kl_penalty == "full":
-            with torch.no_grad():
+            with torch.no_grad(), adapters_off(self.reference):
                 labels = microbatch.labels.to(device)
                 options["ref_hidden"] = self.reference(*microbatch.model_inputs(device), labels, None)
-            options["ref_lm_head"] = self.reference.lm_head  # the root keeps it gathered until the update's end
+            options["ref_lm_head"] = base_head(self.reference)  # the root keeps it gathered until the update's end
         scored = self._score(self.model, microbatch, **options)
         ref_logprobs = None if microbatch.ref_logprobs is None else microbatch.ref_logprobs.to(device)
+        if microbatch.old_logprobs is None:  # these are the weights that old_logprobs are of
+            microbatch.old_logprobs = scored.logprobs.detach()
         kl = scored.kl if scored.kl is not None else kl_to_reference(scored.logprobs, ref_logprobs, algorithm)
         weights = microbatch.weights.to(device)
         tokens = Tokens(
@@ -241,21 +254,12 @@ class Policy:
     def before_cache(self) -> None:
         """The engine holds the weights now: make room for its KV cache."""
         reshard(self.model)
-        self._offload(self.model, self.config.parallel.offload_params)
+        self.offload.store_params()
         free_cache(self.ranks.device)
 
     def after_sampling(self) -> None:
         """The engine sleeps: take the GPU back."""
-        self._onload(self.model, self.config.parallel.offload_params)
-
-    def _offload(self, model: PreTrainedModel, wanted: bool) -> None:
-        if wanted and self.ranks.device.type == "cuda":
-            move_model(model, CPU)
-            free_cache(self.ranks.device)
-
-    def _onload(self, model: PreTrainedModel, wanted: bool) -> None:
-        if wanted and self.ranks.device.type == "cuda":
-            move_model(model, self.ranks.device)
+        self.offload.fetch_params()
 
 
 def sum_tensors(totals: Mapping[str, Tensor]) -> dict[str, float]:

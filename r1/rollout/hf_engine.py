@@ -93,7 +93,9 @@ class HfEngine:
         devices = [self._device] if self._device.type == "cuda" else []
         pairs = list(zip(prompts, groups, strict=True))
         with torch.random.fork_rng(devices=devices):
-            for prompt, group in tqdm(pairs, desc="rollout", disable=not self._progress, dynamic_ncols=True):
+            for prompt, group in tqdm(
+                pairs, desc="rollout", leave=False, disable=not self._progress, dynamic_ncols=True
+            ):
                 torch.manual_seed(request_seed(sampling.seed, group, 0))
                 rollouts += self._sample(prompt, group, sampling)
         return rollouts

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from PIL.Image import Image, fromarray
 from transformers import PreTrainedTokenizerBase
 
+from r1.loggers_files import thumbnail
 from r1.parallel import Ranks, gather_objects
 from r1.types import Prompt, Rollout
 
@@ -55,9 +57,9 @@ def reward_inputs(rollouts: Sequence[Rollout], prompts: Sequence[Prompt], first_
     return inputs
 
 
-def sample_record(rollout: Rollout, prompt: Prompt) -> dict[str, Any]:
-    """One line of samples.jsonl."""
-    return {
+def sample_record(rollout: Rollout, prompt: Prompt, *, pictures: bool = True) -> dict[str, Any]:
+    """One line of samples.jsonl; "images", where the prompt has some and pictures asks for them, are small copies."""
+    record = {
         "row": prompt.row,
         "sample": rollout.sample,
         "prompt": prompt.text,
@@ -67,6 +69,14 @@ def sample_record(rollout: Rollout, prompt: Prompt) -> dict[str, Any]:
         "response_length": len(rollout.response_ids),
         "truncated": rollout.truncated,
     }
+    if pictures and (prompt.images or prompt.videos):
+        record["images"] = [thumbnail(image) for image in [*prompt.images, *_frames(prompt)]]
+    return record
+
+
+def _frames(prompt: Prompt) -> list[Image]:
+    """The first, middle and last frame of each video."""
+    return [fromarray(frames[i]) for frames, _ in prompt.videos for i in sorted({0, len(frames) // 2, len(frames) - 1})]
 
 
 def gather_rollouts(local: Sequence[Rollout], ranks: Ranks) -> tuple[list[Rollout], list[int]]:

@@ -1,5 +1,7 @@
 """The rollout stage: sync weights into the engine, sample this rank's share of a step, and start its grading."""
 
+import contextlib
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -72,13 +74,15 @@ class Sampler:
         policy.after_sampling()
         self.synced: int | None = None  # policy version that the engine holds while it is awake
         self.draws = 0  # batches of prompts drawn so far: where the data stands; more than steps with dynamic sampling
+        self._seconds: dict[str, float] = {}
 
     def sync(self) -> None:
         """Wake the engine with the policy's current weights; nothing to do when it is awake with them."""
         if self.synced == self.policy.version:
             return
         self.policy.after_sampling()  # whole again on this device, if a validation left it in host memory
-        self.engine.wake()
+        with self._timed("wake"):
+            self.engine.wake()
         self.engine.load_weights(self._weights())
         self.synced = self.policy.version
 
@@ -86,6 +90,17 @@ class Sampler:
         yield from stream_weights(self.policy.model, dtype=getattr(torch, self.config.engine_dtype))
         # The engine takes its KV cache as soon as the last tensor is in.
         self.policy.before_cache()
+
+    @contextlib.contextmanager
+    def _timed(self, call: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds[call] = self._seconds.get(call, 0.0) + time.perf_counter() - began
+
+    def take_seconds(self) -> dict[str, float]:
+        """engine/{wake,generate,sleep}_s since the last time: shares of time/weight_sync_s and time/rollout_s."""
+        seconds, self._seconds = self._seconds, {}
+        return {f"engine/{call}_s": value for call, value in seconds.items()}
 
     def sample(self, loader: Loader) -> Batch:
         """Sample the next batch and put the engine to sleep; its grading goes on.
@@ -118,7 +133,8 @@ class Sampler:
                     f"{algorithm.filter_key!r} must lie between {algorithm.filter_low} and {algorithm.filter_high}. "
                     "The task is too easy or too hard for the model, or the bounds or rollout.n too tight"
                 )
-        self.engine.sleep()
+        with self._timed("sleep"):
+            self.engine.sleep()
         self.synced = None
         if algorithm.filter_by != "off" or self.draws < self.config.num_steps(loader.num_rows):
             # Made while this batch trains.
@@ -143,7 +159,9 @@ class Sampler:
             ignore_eos=rollout.ignore_eos,
             seed=zlib.crc32(f"{rollout.seed}/{self.draws}".encode()),
         )
-        local = self._own(self.engine.generate(prompts, groups, sampling))
+        with self._timed("generate"):
+            sampled = self.engine.generate(prompts, groups, sampling)
+        local = self._own(sampled)
         pending = [self.rewards.submit(reward_inputs(local, prompts, share.start))]
         greedy: list[Rollout] = []
         if self.config.algorithm.advantage == "remax":

@@ -69,10 +69,14 @@ class ModelFacts:
         return AutoModelForCausalLM if self.image_token_id is None else AutoModelForImageTextToText
 
     def weight_names(self, *, trust_remote_code: bool) -> "WeightNames":
-        """The names of all parameters, from a model without storage."""
+        """The names of all parameters."""
+        return WeightNames.of(self.empty_model(trust_remote_code=trust_remote_code))
+
+    def empty_model(self, *, trust_remote_code: bool) -> PreTrainedModel:
+        """The model without storage."""
+        auto: Any = self.auto_class
         with torch.device("meta"):
-            model = self.auto_class.from_config(self.hf_config, trust_remote_code=trust_remote_code)
-        return WeightNames.of(model)
+            return auto.from_config(self.hf_config, trust_remote_code=trust_remote_code)
 
 
 @dataclass(frozen=True, kw_only=True)

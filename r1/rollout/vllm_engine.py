@@ -251,4 +251,4 @@ def _rollout(output: "RequestOutput", prompt: Prompt, *, group: int, sample: int
 def _bar(*args: Any, **kwargs: Any) -> Any:
     """vLLM's two bars as one: it shows the requests' progress, not the queueing before it."""
     queueing = not str(kwargs.get("desc", "")).startswith("Processed")
-    return tqdm(*args, **kwargs | {"desc": "rollout", "disable": queueing, "unit": "response"})
+    return tqdm(*args, **kwargs | {"desc": "rollout", "disable": queueing, "unit": "response", "leave": False})

@@ -1,16 +1,18 @@
 """A run without an engine, for tests of what ends one: the policy learns from fixed rollouts and is saved every step.
 
 Under torchrun, or in processes that tests/dist/kills.py forks. Each step appends "step digest bytes" to a file: of
-the weights, and of the process's resident memory.
+the weights, and of the process's resident memory; and a line to the run's own metrics.jsonl.
 """
 
 import hashlib
 import json
 import os
+import resource
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -32,6 +34,7 @@ from r1.config import (
     UpdateConfig,
 )
 from r1.faults import hint
+from r1.loggers import Logger
 from r1.parallel import init_ranks, seed_everything
 from r1.policy.policy import Policy
 from r1.preempt import Stopper, exit_stopped
@@ -49,7 +52,9 @@ def make_config(options: dict) -> Config:
         update=UpdateConfig(global_batch_size=2, max_tokens_per_microbatch=200),
         parallel=ParallelConfig(timeout_s=options.get("timeout_s", 60.0)),
         checkpoint=CheckpointConfig(**options.get("checkpoint", {})),
-        trainer=TrainerConfig(output_dir=str(folder.parent), experiment_name=folder.name, progress=False),
+        trainer=TrainerConfig(
+            output_dir=str(folder.parent), experiment_name=folder.name, progress=False, loggers=("file",)
+        ),
     )
 
 
@@ -72,6 +77,17 @@ def digest(policy: Policy) -> str:
     return total.hexdigest()
 
 
+def run_out(*_: object) -> NoReturn:
+    """Stand in for a microbatch that the GPU's memory cannot hold."""
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def limit_files(full: bool) -> None:
+    """Stand in for a full disk: this process can write no file beyond 64 KiB, until it may again."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16 if full else most, most))
+
+
 def live(options: dict) -> bool:
     """From the latest checkpoint to the last step; False: stopped on the way."""
     config = make_config(options)
@@ -82,16 +98,24 @@ def live(options: dict) -> bool:
     policy = Policy(config, ranks, options["steps"])
     checkpoints = Checkpoints(config, tokenizer=AutoTokenizer.from_pretrained(config.model.path))
     state = checkpoints.resume(policy)
+    done = state.step if state else 0
+    logger = Logger(config, Path(config.run_dir), resumed_step=done) if ranks.rank == 0 else None
     journal, reason = Path(options["folder"]).with_suffix(".txt"), None
     memory = Path(f"/proc/{os.getpid()}/statm")
-    for step in range((state.step if state else 0) + 1, options["steps"] + 1):
+    for step in range(done + 1, options["steps"] + 1):
+        if step in (full := options.get("full", [])):
+            limit_files(step == full[0])
         if options.get("hang") == [step, ranks.rank]:
             time.sleep(1000)
+        if options.get("oom") == [step, ranks.rank]:
+            policy._backward = run_out
         learn(policy, config, step)
         line = f"{step} {digest(policy)} {int(memory.read_text().split()[1]) * os.sysconf('SC_PAGE_SIZE')}\n"
         if ranks.rank == 0:
             with journal.open("a") as file:
                 file.write(line)
+        if logger is not None:
+            logger.log(step, {"version": policy.version})
         time.sleep(options.get("step_s", 0))
         reason = stopper.requested() if step < options["steps"] else None
         checkpoints.save(TrainerState(step=step, policy_version=policy.version), policy, metrics={"step": float(step)})

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,31 @@ from r1.config import (
     AlgorithmConfig,
     Config,
     DataConfig,
+    LoraConfig,
     ModelConfig,
     OptimConfig,
     RolloutConfig,
     TrainerConfig,
     UpdateConfig,
 )
-from r1.parallel import Ranks, init_ranks
+from r1.parallel import Ranks, init_ranks, seed_everything
 from r1.policy.critic import Critic
 from r1.policy.policy import Policy
+from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout
 from tests.test_policy_packing import make_prompts, make_rollouts
 
 
-def make_config(model: str, max_tokens: int, algorithm: dict[str, Any]) -> Config:
+def make_config(
+    model: str,
+    max_tokens: int,
+    algorithm: dict[str, Any],
+    lora: dict[str, Any] | None = None,
+    precision: Any = "float32",
+) -> Config:
+    adapters = LoraConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in (lora or {}).items()})
     return Config(
-        model=ModelConfig(path=model, precision="float32"),
+        model=ModelConfig(path=model, precision=precision, lora=adapters),
         data=DataConfig(max_prompt_length=14, max_response_length=16, rollout_batch_size=4),
         rollout=RolloutConfig(n=3, temperature=0.9),
         algorithm=AlgorithmConfig(**{"kl_coef": 0.05, "critic_lr": 1e-3, **algorithm}),
@@ -56,7 +66,8 @@ def fixed_step(policy: Policy, scenario: dict[str, Any]) -> tuple[dict[int, Prom
 
 
 def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> dict[str, Any]:
-    config = make_config(model, max_tokens, scenario.get("algorithm", {}))
+    config = make_config(model, max_tokens, scenario.get("algorithm", {}), scenario.get("lora"))
+    config = replace(config, update=replace(config.update, **scenario.get("update", {})))
     policy, history = Policy(config, ranks, 2), []
     critic = Critic(config, ranks, policy.backend, 2) if config.algorithm.advantage == "gae" else None
     for step in range(2):
@@ -81,11 +92,13 @@ def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> 
         *([] if critic is None else critic.model.named_parameters(prefix="critic")),
     ]
     weights = {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu() for n, p in named}
-    return {"metrics": history, "weights": weights}
+    merged = {name: tensor.cpu() for name, tensor in stream_weights(policy.model)} if "lora" in scenario else {}
+    return {"metrics": history, "weights": weights, "merged": merged, "version": policy.version}
 
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
+    seed_everything(1, deterministic=False)  # adapters start from the run's seed
     ranks = init_ranks(Config().parallel, 1)
     results = {}
     for name, scenario in plan["scenarios"].items():

@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import Piece
-from r1.policy.logprobs import Head
+from r1.policy.logprobs import Head, _chunk, score_tokens
 from r1.policy.model import _packed_forward, _set_attention
 from r1.policy.packing import VisionSpec, pack
 from tests.shell import run, torchrun
@@ -30,6 +31,9 @@ def test_varlen_packing_equals_separate_rows_in_bf16(family, tmp_path):
     assert backend != "sdpa"
     register(backend)
     _set_attention(model, backend)
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
     pieces = [Piece(rollouts=[r for r in rollouts if r.group == g]) for g in prompts]
     batch = pack(pieces, prompts, vision, with_mask=False)
     weights = torch.randn(len(batch.labels), generator=torch.Generator().manual_seed(2)).cuda()
@@ -46,6 +50,27 @@ def test_varlen_packing_equals_separate_rows_in_bf16(family, tmp_path):
     one, two = (torch.cat([p.grad.float().flatten() for _, p in sorted(m.named_parameters()) if p.grad is not None])
                 for m in (model, reference))  # fmt: skip
     assert torch.nn.functional.cosine_similarity(one, two, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("banned", [(), (3, 4)])
+def test_fused_head_equals_the_plain_one(banned):
+    torch.manual_seed(0)
+    hidden = (2 * torch.randn(700, 256, device="cuda")).bfloat16().requires_grad_()
+    lm_head = nn.Linear(256, 5003, bias=False, device="cuda", dtype=torch.bfloat16)
+    labels = torch.randint(10, 5000, (700,), device="cuda")
+    first, second = torch.randn(2, 700, device="cuda")
+    head = Head(temperature=0.7, chunk_tokens=256, banned=banned, entropy_grad=True)
+    results = []
+    for fused in (True, False):
+        scored = score_tokens(hidden, lm_head, labels, head) if fused else None
+        logprobs, entropy = (
+            (scored.logprobs, scored.entropy) if scored else _chunk(hidden, lm_head, labels, None, head)[:2]
+        )
+        (logprobs @ first + entropy @ second).backward()
+        results.append((logprobs, entropy, hidden.grad.float(), lm_head.weight.grad.float()))
+        hidden.grad = lm_head.weight.grad = None
+    for got, expected, tolerance in zip(*results, (1e-5, 1e-5, 1e-2, 1e-2), strict=True):
+        assert (got - expected).norm() <= tolerance * expected.norm()
 
 
 def alone_on(device, model, rollout, prompt, vision):
@@ -66,7 +91,8 @@ config = Config(
     reward=RewardConfig(function=HERE + "/reward.py:compute_score", num_workers=1),
     optim=OptimConfig(lr=1e-4),
     update=UpdateConfig(global_batch_size=8, max_tokens_per_microbatch=512),
-    parallel=ParallelConfig(offload_params=True),
+    parallel=ParallelConfig(offload_params=True, offload_optimizer=True, offload_reference=True),
+    algorithm=AlgorithmConfig(kl_coef=0.01),
     trainer=TrainerConfig(output_dir=HERE + "/runs", max_steps=3, val_freq=2, progress=False),
 )
 """

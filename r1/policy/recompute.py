@@ -1,0 +1,69 @@
+"""Which layers keep their activations for the backward pass, and which compute them again (gradient checkpointing)."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from r1.policy.model import text_layers
+
+SPARE = 0.08
+"""Share of the GPU that is left free: what the allocator loses between blocks of unlike sizes."""
+
+
+class Recompute:
+    """Lets as many layers keep their activations as the GPU has room for; measured as training goes, not guessed.
+
+    The first update recomputes every layer and measures what one of them would keep a token. Once the optimizer has
+    its states, an update's peak shows what is left, and each microbatch's size then says how many layers need not be
+    recomputed. Ranks may differ: FSDP2 gathers a layer's weights once in the backward pass in either case.
+
+    Args:
+        wanted: model.gradient_checkpointing; None: as described, on a GPU.
+    """
+
+    def __init__(self, model: PreTrainedModel, device: torch.device, wanted: bool | None) -> None:
+        self._layers: list[Any] = text_layers(model)
+        self._device, self._adapts = device, wanted is None and device.type == "cuda"
+        self._bytes_per_token = 0.0  # that one layer keeps
+        self._base_peak = 0  # bytes allocated at most in an update that recomputes everything
+
+    def begin_microbatch(self, num_tokens: int) -> None:
+        """Choose the layers that keep the activations of a microbatch of num_tokens packed tokens."""
+        if not self._adapts:
+            return
+        kept = 0
+        if self._bytes_per_token and self._base_peak:
+            kept = int(max(0.0, self._room()) / (self._bytes_per_token * num_tokens))
+        for i, layer in enumerate(self._layers):
+            layer.gradient_checkpointing = i >= kept
+        if not self._bytes_per_token:
+            self._measure(self._layers[-1], num_tokens)
+
+    def _room(self) -> float:
+        """Bytes between the peak with everything recomputed and what this GPU can hold."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)  # free, and ours
+        return torch.cuda.memory_allocated(self._device) + held + free - SPARE * total - self._base_peak
+
+    def _measure(self, layer: Any, num_tokens: int) -> None:
+        """Have the layer keep its activations this once, and count their bytes."""
+        before = 0
+
+        def begin(*_: Any) -> None:
+            nonlocal before
+            before = torch.cuda.memory_allocated(self._device)
+
+        def end(*_: Any) -> None:
+            self._bytes_per_token = (torch.cuda.memory_allocated(self._device) - before) / num_tokens
+            for handle in handles:
+                handle.remove()
+
+        # Between FSDP2's own hooks, which gather the layer's weights and free them again.
+        handles = [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end, prepend=True)]
+        layer.gradient_checkpointing = False
+
+    def end_update(self, *, has_states: bool) -> None:
+        """Learn from an update's peak; has_states: its backward passes had the optimizer's states beside them."""
+        if self._adapts and has_states and not self._base_peak:
+            self._base_peak = torch.cuda.max_memory_allocated(self._device)

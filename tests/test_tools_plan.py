@@ -1,0 +1,117 @@
+"""tools/plan.py: counts are exact, decisions are r1's own, and the change it names makes the run fit."""
+
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from r1.config import AlgorithmConfig, Config, LoraConfig, ModelConfig, RolloutConfig, UpdateConfig
+from tests.shell import ROOT
+from tests.tiny import make_tiny
+from tools.plan import find_model, hardware_table, main, mend, parse_gpus
+from tools.plan_memory import GIB, Machines, hold, plan
+from tools.plan_shapes import known_config
+
+ONE = Machines(num_gpus=1, per_node=1, gpu_gib=139.6, name="1xH200-141GB")
+EIGHT = Machines(num_gpus=8, per_node=8, gpu_gib=79.2, name="8xH100-80GB")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama-8b", 8.030), ("llama-70b", 70.554), ("qwen2.5-72b", 72.706), ("qwen3-8b", 8.191),
+     ("qwen3-30b-a3b", 30.532), ("qwen2.5-vl-32b", 33.453), ("qwen3-vl-8b", 8.767)],
+)  # fmt: skip
+def test_known_models_have_the_published_number_of_parameters(name, billions):
+    assert hold(known_config(name), Config(), ONE).parameters / 1e9 == pytest.approx(billions, abs=0.001)
+
+
+def test_weights_gradients_and_states_are_counted_by_precision_and_rank():
+    model, count = known_config("qwen2.5-3b"), 3_085_938_688
+    amp, half = (Config(model=ModelConfig(precision=p)) for p in ("amp", "bf16"))
+    held = hold(model, amp, ONE)
+    assert (held.weights, held.gradients, held.states, held.reference) == (4 * count, 4 * count, 8 * count, 2 * count)
+    held = hold(model, half, ONE)
+    assert (held.weights, held.gradients, held.states) == (2 * count, 2 * count, 6 * count)  # Kahan's third state
+    assert hold(model, amp, EIGHT).weights == pytest.approx(count / 2, rel=1e-3)
+    hybrid = replace(amp, parallel=replace(amp.parallel, fsdp_size=2))
+    assert hold(model, hybrid, EIGHT).weights == pytest.approx(2 * count, rel=1e-3)
+    alone = replace(amp, algorithm=AlgorithmConfig(kl_coef=0.0))
+    assert hold(model, alone, ONE).reference == 0
+
+
+def test_adapters_train_alone_beside_half_precision_weights_and_no_reference():
+    config = Config(model=ModelConfig(precision="amp", lora=LoraConfig(rank=64)))
+    held = hold(known_config("qwen2.5-3b"), config, ONE)
+    # Of each layer q, o (2048 + 2048), k, v (2048 + 256), gate, up, down (2048 + 11008): times the rank.
+    assert held.trained == 36 * 64 * (2 * 4096 + 2 * 2304 + 3 * 13056)
+    assert held.parameters == 3_085_938_688 and held.reference == 0
+    assert held.weights == 2 * held.parameters + 4 * held.trained and held.states == 8 * held.trained
+
+
+def test_a_phase_holds_what_it_uses():
+    result = plan(known_config("qwen2.5-7b"), Config(model=ModelConfig(precision="amp")), EIGHT)
+    assert result.phases["rollout"]["engine"] == pytest.approx((0.6 * 79.2 - 3.7) * GIB)
+    assert "gradients" in result.phases["update"] and "gradients" not in result.phases["logprobs"]
+    # 28 layers x 2 x 4 key-value heads of 128 in bfloat16: 57,344 bytes a token of what the engine's share leaves.
+    left = 0.6 * 79.2 * GIB - 2 * 7_615_616_512 - 2.5 * GIB
+    assert result.kv_tokens == int(left / 57_344)
+    # 8 bytes of states and 4 of weights a parameter on a rank: 7.1 + 3.5 GiB fit beside 60% for the engine.
+    assert result.leaves == {"params": False, "optimizer": False, "reference": False}
+
+
+def test_the_cheapest_change_makes_it_fit():
+    config = Config(model=ModelConfig(precision="bf16"), rollout=RolloutConfig(tensor_parallel_size=8))
+    model = known_config("qwen2.5-32b")
+    assert not plan(model, config, EIGHT).fits
+    mended = mend(model, config, EIGHT, dear=True)
+    assert mended is not None and mended[2].fits
+    assert mended[1].model.precision == "bf16" and mended[1].model.lora.rank == 0
+    assert all(word.startswith("--update.") or word.startswith("--parallel.") for word in mended[0]), mended[0]
+    assert mend(model, config, replace(EIGHT, num_gpus=1, per_node=1, gpu_gib=23.0), dear=True) is None
+
+
+def test_gpus_and_models_are_read_as_people_write_them(tmp_path):
+    machines = parse_gpus("32xH100-80GB", None)
+    assert (machines.num_gpus, machines.per_node, round(machines.gpu_gib, 1)) == (32, 8, 79.2)
+    assert (parse_gpus("4x24GB", None).per_node, parse_gpus("2xRTX-4090-24gb", 1).per_node) == (4, 1)
+    with pytest.raises(ValueError, match="as in 8xH100-80GB"):
+        parse_gpus("8 H100", None)
+    assert find_model("Qwen/Qwen2.5-VL-7B-Instruct").model_type == "qwen2_5_vl"
+    assert find_model("meta-llama/Llama-3.3-70B-Instruct").num_hidden_layers == 80
+    assert find_model(str(make_tiny("qwen3", tmp_path))).hidden_size == 128
+
+
+def test_a_run_that_fits_says_so_and_one_that_does_not_what_would(capsys):
+    main(["--config", str(ROOT / "configs/geo3k_32b_bf16.py"), "--gpus", "8xH100-80GB"])
+    assert "fits: " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--model", "qwen2.5-7b", "--gpus", "1x80GB", "--model.precision", "bf16"])
+    output = capsys.readouterr().out
+    assert "does not fit" in output and re.search(r"makes it fit: --\w+\.\w+", output)
+    with pytest.raises(SystemExit, match="error: --gpus"):
+        main(["--model", "qwen2.5-7b", "--gpus", "many"])
+
+
+@pytest.mark.parametrize(("name", "gpus", "world"), [("geo3k_32b_bf16", "8xH100-80GB", 8), ("math_70b", "32x80GB", 32)])
+def test_large_configs_fit_what_their_page_says(name, gpus, world):
+    config = runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["config"]
+    config.check_world_size(world, 8)
+    result = plan(find_model(config.model.path), config, parse_gpus(gpus, 8))
+    page = (ROOT / "configs" / f"{name}.py").read_text()
+    assert result.shortage(config.max_model_len) == 0
+    assert f"{result.peak / GIB:.0f} of 79 GiB a GPU at the update's peak" in " ".join(page.split())
+
+
+def test_smaller_microbatches_take_less():
+    model, sizes = known_config("qwen2.5-vl-3b"), []
+    for tokens in (4096, 16384):
+        config = Config(update=UpdateConfig(max_tokens_per_microbatch=tokens))
+        sizes.append(plan(model, config, ONE).phases["update"]["activations"])
+    assert sizes[1] == pytest.approx(4 * sizes[0])
+
+
+@pytest.mark.slow
+def test_the_readmes_table_is_what_the_planner_prints():
+    assert hardware_table() in Path(ROOT / "README.md").read_text()
