@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LAUNCH := VENV="$(abspath $(VENV))" launch/single_node.sh
 FAST := not engine and not dist and not gpu and not slow
 
-.PHONY: help setup demo demo-text test test-slow check bench report train-3b train-7b train-7b-bf16 train-7b-lora train-32b-bf16
+.PHONY: help setup demo demo-text test test-slow check bench plan evaluate report train-3b train-7b train-7b-bf16 train-7b-lora train-32b-bf16
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -72,6 +72,12 @@ check: $(STAMP) ## lint, format, types and the fast tests
 
 bench: $(STAMP) ## speed of whole training steps on a random model, e.g. ARGS="--model qwen2.5-3b --lengths mixed"
 	$(BIN)/python tools/bench.py step $(ARGS)
+
+plan: $(STAMP) ## does a run fit its GPUs, e.g. ARGS="--config configs/geo3k.py --gpus 8xH100-80GB"; ARGS=--table for all sizes
+	$(BIN)/python tools/plan.py $(ARGS)
+
+evaluate: $(STAMP) ## grade a model, e.g. ARGS="--config configs/geo3k.py --model runs/geo3k_7b/merged --rollout.val.n 8"
+	R1_MODULE=r1.evaluate $(LAUNCH) $(ARGS)
 
 report: $(STAMP) ## a run as one HTML page: RUN=runs/demo, RUN="runs/a runs/b" side by side; ARGS=--watch follows it
 	$(BIN)/python tools/report.py $(RUN) $(ARGS)

@@ -44,6 +44,7 @@ from r1.checkpoint_state import (
 )
 from r1.config import Config
 from r1.parallel import gather_objects
+from r1.policy.offload import HostMemory
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Checkpoints:
         self._hf: Mapping[str, bytes] | OSError = {}
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
+        self._copy = HostMemory()  # of the state being written
         self._failure: OSError | None = None
         self.write_s = 0.0  # seconds from the last save's begin until it was written
 
@@ -126,7 +128,7 @@ class Checkpoints:
                 values |= under("reference", model_values(reference))
         snapshot = Snapshot(
             folder=self.folder / f"step_{state.step:06d}",
-            values=staged(values) if self.config.checkpoint.asynchronous else values,
+            values=staged(values, self._copy) if self.config.checkpoint.asynchronous else values,
             rng=rng_state(),
             trainer=copy.deepcopy(trainer),
             hf=self._hf,

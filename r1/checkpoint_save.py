@@ -118,11 +118,11 @@ class Writer:
         except CheckpointException as error:
             cause = first_cause(error)
         except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
-            cause = f"{type(error).__name__}: {error}"
-        for rank, found in enumerate(self._gather(cause)):
+            cause = f"rank {self.rank}: {type(error).__name__}: {error}"
+        for found in self._gather(cause):
             if found is not None:
                 raise OSError(
-                    f"{folder} could not be saved (rank {rank}: {found}); free disk space or make it writable. "
+                    f"{folder} could not be saved ({found}); free disk space or make it writable. "
                     f"Earlier checkpoints are intact"
                 )
 

@@ -1,5 +1,6 @@
 """What a checkpoint holds, by name: model and optimizer tensors as shards, the schedule, and a rank's RNG."""
 
+import copy
 import logging
 import random
 from collections.abc import Mapping
@@ -10,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from r1.policy.lora_weights import is_adapter
+from r1.policy.offload import HostMemory, await_copies
 from r1.policy.optim import set_rates
 
 _log = logging.getLogger(__name__)
@@ -84,16 +85,13 @@ def optimizer_values(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return values
 
 
-def staged(values: dict[str, Any]) -> dict[str, Any]:
-    """A copy in host memory that training does not touch, shards as shards."""
-    # Not pinned: a save would keep as much memory locked as the shards take, for the rest of the run.
-    options = StagingOptions(
-        use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
-    )
-    stager = DefaultStager(options)
-    copies = stager.stage(values)
-    stager.close()
-    assert isinstance(copies, dict), "staging was asked to be synchronous"
+def staged(values: dict[str, Any], memory: HostMemory) -> dict[str, Any]:
+    """A copy in host memory that training does not touch, shards as shards; it lasts until the next one."""
+    copies = {
+        name: memory.hold(name, value) if isinstance(value, Tensor) and value.ndim > 0 else copy.deepcopy(value)
+        for name, value in values.items()
+    }
+    await_copies()
     return copies
 
 

@@ -74,10 +74,13 @@ class Config:
             f"rollout.max_model_len={self.rollout.max_model_len} is below data.max_prompt_length + "
             f"data.max_response_length = {need}; raise it to {need} or leave it None",
         )
+        sharing = self.parallel.sequence_parallel_size
+        least = -(-need // sharing)
         require(
-            self.update.max_tokens_per_microbatch >= need,
+            self.update.max_tokens_per_microbatch >= least,
             f"update.max_tokens_per_microbatch={self.update.max_tokens_per_microbatch} cannot hold one prompt and "
-            f"response of data.max_prompt_length + data.max_response_length = {need} tokens; raise it to {need}",
+            f"response of data.max_prompt_length + data.max_response_length = {need} tokens on "
+            f"parallel.sequence_parallel_size={sharing} ranks; raise it to {least}, or share it among more ranks",
         )
         require(
             self.rollout.n >= 2 or self.algorithm.advantage in ("remax", "reinforce_plus_plus", "gae"),

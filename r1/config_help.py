@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import itertools
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -47,7 +48,7 @@ def _names(settings: list[tuple[str, Any, str]], section: str) -> str:
 def _line(name: str, value: Any, meaning: str, column: int) -> str:
     """One setting with the beginning of its meaning, cut at the screen's edge."""
     head = f"--{name} {value!r}"
-    head = textwrap.shorten(head, column - 2, placeholder=" …") if len(head) > column - 2 else head
+    head = f"{head[: column - 4]} …" if len(head) > column - 2 else head
     return f"{head:{column}}{textwrap.shorten(meaning, WIDTH - column, placeholder=' …')}".rstrip()
 
 
@@ -67,7 +68,7 @@ def _meanings(kind: type) -> dict[str, str]:
     [body] = [node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body
               if isinstance(node, ast.ClassDef)]  # fmt: skip
     found = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
                 found[field.target.id] = " ".join(text.value.value.split())

@@ -11,6 +11,7 @@ from r1.data.loader import Loader
 from r1.data.mixture import Mixture
 from r1.data.setup import load_data
 from r1.data.sources import as_sources, parse_source
+from r1.policy.lora import check_adapter
 from r1.policy.model import load_model_config
 from r1.rewards.runner import check_reward_function
 
@@ -55,6 +56,11 @@ def check_files(config: Config) -> None:
             raise ValueError(f"{option}={source!r}: no such file or folder, and not a hub id like owner/name")
     if _looks_local(config.model.path) and not Path(config.model.path).is_dir():
         raise ValueError(f"model.path={config.model.path!r}: no such folder, and not a hub id like owner/name")
+    adapter = config.model.lora.adapter_path
+    if adapter is not None and Path(adapter).is_dir():
+        check_adapter(config.model.lora)
+    elif adapter is not None and _looks_local(adapter):
+        raise ValueError(f"model.lora.adapter_path={adapter!r}: no such folder, and not a hub id like owner/name")
 
 
 def _on_hub(location: str) -> bool:
@@ -74,7 +80,9 @@ def _layout(config: Config, world_size: int, local_world_size: int) -> Iterator[
     tp = config.rollout.tensor_parallel_size
     shard = world_size if config.parallel.fsdp_size == -1 else config.parallel.fsdp_size
     yield f"ranks      {world_size} on {nodes} node{'s' if nodes > 1 else ''}, {local_world_size} a node"
-    yield f"policy     FSDP2 over {shard} ranks x {world_size // shard} replicas, {config.model.precision}"
+    lora = config.model.lora
+    trains = f", {'DoRA' if lora.use_dora else 'LoRA'} of rank {lora.rank}" if lora.rank else ""
+    yield f"policy     FSDP2 over {shard} ranks x {world_size // shard} replicas, {config.model.precision}{trains}"
     yield (
         f"engines    {world_size // tp} x {config.rollout.engine}, tensor parallel {tp}, {config.engine_dtype}, "
         f"context {config.max_model_len}"

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from r1.data.setup import load_val_sets, make_renderer
 from r1.data.tokenizer import load_tokenizer
 from r1.dry_run import check_files
 from r1.evaluate_scores import Scored, answer_finder, score_prompt, summarize
+from r1.faults import hint
 from r1.loggers_files import Pictures
 from r1.parallel import Ranks, gather_objects, init_ranks, seed_everything, world_from_env
 from r1.policy.weights import WeightFiles
@@ -219,9 +221,16 @@ def main() -> None:
         sys.exit(2)
     seed_everything(config.trainer.seed, deterministic=config.trainer.deterministic)
     run(config, folder)
-    sys.stdout.flush()
-    os._exit(0)  # threads of vLLM or torch that abort at exit must not undo that
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+        os._exit(0)  # threads of vLLM or torch that abort at exit must not undo that
+    except Exception as error:  # noqa: BLE001
+        # As in r1.train: a rank that fails must be gone at once, or the others wait for it in a collective.
+        traceback.print_exc()
+        sys.stderr.write(hint(error))
+        sys.stderr.flush()
+        os._exit(1)

@@ -201,16 +201,18 @@ def step_metrics(
         "memory": timer.memory(),
     }
     every = gather_objects(mine)
+    copies = ranks.sequence_parallel_size  # of each microbatch: one on every rank of its group
     metrics = rollout_metrics(rollouts) | mismatch_from_sums(part for rank in every for part in rank["mismatch"])
     metrics |= timer.metrics()
     tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
     metrics["perf/tokens_per_s_per_gpu"] = tokens / (metrics["time/step_s"] * ranks.world_size)
-    packed = sum(rank["packed"] for rank in every)
+    packed = sum(rank["packed"] for rank in every) / copies
     metrics["perf/computed_tokens_per_s_per_gpu"] = packed / (metrics["time/step_s"] * ranks.world_size)
     device_name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "cpu"
-    flops, algorithm = sum(rank["flops"] for rank in every), config.algorithm
+    flops, algorithm = sum(rank["flops"] for rank in every) / copies, config.algorithm
     passes = (algorithm.old_logprobs == "recompute") + (algorithm.kl_coef > 0 and algorithm.kl_penalty != "full")
-    scored = (flops * passes - sum(rank["deferred"] for rank in every)) / 3  # forward: a third of forward and backward
+    deferred = sum(rank["deferred"] for rank in every) / copies
+    scored = (flops * passes - deferred) / 3  # forward: a third of forward and backward
     phases = {"perf/mfu": ("update", flops * config.update.ppo_epochs), "perf/mfu_logprobs": ("logprobs", scored)}
     for name, (phase, work) in phases.items():
         share = mfu(work, timer.seconds.get(phase, 0.0), ranks.world_size, device_name)

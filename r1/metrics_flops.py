@@ -64,7 +64,8 @@ class ModelSize:
     """Weights that multiply each token, by what a token is; a trained weight costs 6 FLOPs, a frozen one 4, or 2.
 
     Each number is FLOPs of forward and backward per token. Recomputed activations are not counted, the embedding's
-    look-up costs nothing, and a frozen part below all that trains has no backward pass.
+    look-up costs nothing, and a frozen part below all that trains has no backward pass. Of experts those count that
+    a token is sent to.
     """
 
     text: float = 0.0  # per packed token
@@ -78,11 +79,14 @@ class ModelSize:
         tied = not any("lm_head" in name for name, _ in model.named_parameters())
         parts = [(_part_of(name, tied), p) for name, p in model.named_parameters() if ".original_module." not in name]
         trained = {part for part, parameter in parts if parameter.requires_grad}
+        text = model.config.get_text_config()
         below = True
         for part in sums:
             below = below and part not in trained
             for parameter in (p for name, p in parts if name == part):
-                sums[part] += (6 if parameter.requires_grad else 2 if below else 4) * parameter.numel()
+                # Language models stack nothing but experts.
+                used = text.num_experts_per_tok / text.num_experts if part == "text" and parameter.ndim == 3 else 1
+                sums[part] += (6 if parameter.requires_grad else 2 if below else 4) * parameter.numel() * used
         return ModelSize(**sums)
 
 

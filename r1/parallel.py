@@ -18,6 +18,15 @@ from r1.config import ParallelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequenceGroup:
+    """Consecutive ranks that train on the same microbatches, each on its slice of the tokens."""
+
+    size: int
+    rank: int  # in the group
+    process_group: dist.ProcessGroup
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ranks:
     """Where this process stands. Engines are numbered along the ranks: ranks [0, tp) share engine 0, and so on."""
 
@@ -28,6 +37,7 @@ class Ranks:
     tensor_parallel_size: int
     device: torch.device
     mesh: DeviceMesh  # "shard", or "replicate" x "shard"
+    sequence: SequenceGroup | None = None  # None: every rank has microbatches of its own
 
     @property
     def engine(self) -> int:
@@ -41,6 +51,20 @@ class Ranks:
     def speaks_for_engine(self) -> bool:
         """Whether this rank hands on the engine's outputs; the others of its tensor-parallel group hold copies."""
         return self.rank % self.tensor_parallel_size == 0
+
+    @property
+    def sequence_parallel_size(self) -> int:
+        """Ranks that train on one microbatch."""
+        return 1 if self.sequence is None else self.sequence.size
+
+    @property
+    def learner(self) -> int:
+        """Which of num_learners: those that each have microbatches of their own, ranks or groups of ranks."""
+        return self.rank // self.sequence_parallel_size
+
+    @property
+    def num_learners(self) -> int:
+        return self.world_size // self.sequence_parallel_size
 
     def engine_share(self, num_prompts: int) -> slice:
         """This engine's consecutive share of num_prompts; sizes differ by at most one."""
@@ -82,6 +106,11 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
         mesh = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     else:
         mesh = init_device_mesh(device.type, (world_size // shard, shard), mesh_dim_names=("replicate", "shard"))
+    sequence = None
+    if config.sequence_parallel_size > 1:
+        process_group, _ = dist.new_subgroups(config.sequence_parallel_size, timeout=timeout)
+        place = rank % config.sequence_parallel_size
+        sequence = SequenceGroup(size=config.sequence_parallel_size, rank=place, process_group=process_group)
     return Ranks(
         rank=rank,
         world_size=world_size,
@@ -90,6 +119,7 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
         tensor_parallel_size=tensor_parallel_size,
         device=device,
         mesh=mesh,
+        sequence=sequence,
     )
 
 

@@ -22,7 +22,8 @@ class LoraConfig:
     parts: tuple[Literal["language", "projector", "vision"], ...] = ("language",)
     """Where adapters go; the projector is what joins the vision tower to the language model."""
     target_modules: str | tuple[str, ...] = "all-linear"
-    """Linear layers of `parts` that get one: all, or names ("q_proj") and regular expressions of whole names."""
+    """Linear layers of `parts` that get one: all, or names ("q_proj") and regular expressions of whole names. Experts
+    are no linear layers."""
     exclude_modules: str | tuple[str, ...] = ()
     """Names and regular expressions of those that get none."""
     use_dora: bool = False
@@ -137,8 +138,9 @@ class UpdateConfig:
     """Prompts per optimizer step, over all ranks; rollout_batch_size / global_batch_size optimizer steps per pass."""
     ppo_epochs: int = 1
     """Passes over a step's rollouts."""
-    max_tokens_per_microbatch: int = 16384
-    """Tokens of one packed forward and backward pass on one rank; groups over it are split."""
+    max_tokens_per_microbatch: int = 20480
+    """Tokens of one packed forward and backward pass on one rank; groups over it are split. The ranks of
+    parallel.sequence_parallel_size share a microbatch of as many times that."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this norm over all parameters and ranks."""
     logprob_chunk_tokens: int = 4096
@@ -155,6 +157,9 @@ class UpdateConfig:
 class ParallelConfig:
     fsdp_size: int = -1
     """Ranks that share one copy of the weights (the rest replicate, HSDP); -1: all ranks."""
+    sequence_parallel_size: int = 1
+    """Consecutive ranks that train on one microbatch together, each on its part of the tokens (Ulysses, arXiv
+    2309.14509): for responses whose activations one GPU cannot hold. The weights are sharded as without it."""
     offload_params: bool | None = None
     """Keep the policy's weights in host memory while the engine samples; None: where they do not fit beside it."""
     offload_optimizer: bool | None = None
@@ -163,3 +168,7 @@ class ParallelConfig:
     """Keep the reference's weights in host memory except while it scores; None: as for offload_params."""
     timeout_s: float = 1800.0
     """A collective that waits longer ends the run."""
+
+    def __post_init__(self) -> None:
+        size = self.sequence_parallel_size
+        require(size >= 1, f"parallel.sequence_parallel_size must be at least 1 (1: off), got {size}")

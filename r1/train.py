@@ -53,8 +53,8 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
     log = RankZeroLog(config, ranks, num_steps, start)
 
     def validate(step: int) -> dict[str, float]:
-        sampler.sync()
-        metrics, samples = evaluate(config, ranks, sampler.engine, val_sets, rewards, tokenizer)
+        with sampler.awake() as engine:
+            metrics, samples = evaluate(config, ranks, engine, val_sets, rewards, tokenizer)
         log.samples(step, "val", samples)
         return metrics
 
@@ -221,7 +221,7 @@ def prepare(words: list[str]) -> Config | None:
     if asked:
         sys.stdout.write(help_text(load_config(options.config), topic) + "\n")
         return None
-    config = load_config(options.config, [word for word in overrides if word != "all"], quiet=rank != 0)
+    config = load_config(options.config, ["--help"] if topic == "all" else overrides, quiet=rank != 0)
     world_size, local_world_size = world_from_env()
     if options.dry_run:
         world_size = options.world_size or world_size

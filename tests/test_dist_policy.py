@@ -20,6 +20,8 @@ SPLIT: dict[str, dict[str, Any]] = {
     "text": {"family": "qwen3"},
     # Home ranks alternate by group: in the second minibatch no rank has a picture.
     "vision": {"family": "qwen2_5_vl"},
+    "experts": {"family": "qwen3_moe"},
+    "experts_vision": {"family": "qwen3_vl_moe"},
     # One rank has the picture and the other the text; the group with the picture has no reward.
     "untrained_picture": {"family": "qwen2_5_vl", "failed": [0, 1, 2], "last_prompt": 0},
     "full_kl": {"family": "qwen2_5_vl", "algorithm": {"kl_penalty": "full", "entropy_coef": 0.02}},
@@ -45,7 +47,8 @@ OTHER: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("policy")
-    models = {f: str(make_tiny(f, folder / f, tie=f == "qwen3")) for f in ("qwen2", "qwen3", "qwen2_5_vl")}
+    families = ("qwen2", "qwen3", "qwen2_5_vl", "qwen3_moe", "qwen3_vl_moe")
+    models = {f: str(make_tiny(f, folder / f, tie=f == "qwen3")) for f in families}
     results = {}
     for name, ranks, max_tokens in (("one", 1, 10_000), ("many", 1, 30), ("two", 2, 30)):
         plan = {
@@ -101,3 +104,13 @@ def test_N06_one_update_a_step_has_ratio_1_throughout(split, runs):
     for metrics in runs[split]["on_policy"]["metrics"]:
         assert abs(metrics["policy/kl_to_old"]) < 1e-6
         assert metrics["policy/clip_frac_low"] == metrics["policy/clip_frac_high"] == 0
+
+
+@pytest.mark.parametrize("name", ["experts", "experts_vision"])
+def test_load_of_experts_is_reported_for_each_layer(name, runs):
+    for metrics in runs["two"][name]["metrics"]:
+        for figure, even in (("max_share", 1 / 6), ("entropy", 1.0)):
+            layers = [metrics[f"moe/layer_{number:02}/{figure}"] for number in range(2)]
+            assert metrics[f"moe/{figure}"] == pytest.approx(sum(layers) / 2)
+            assert all(even < value <= 0.5 if figure == "max_share" else 0.3 < value < even for value in layers)
+    assert not any(key.startswith("moe/") for key in runs["two"]["text"]["metrics"][0])

@@ -76,7 +76,7 @@ def metrics(here: Path, name: str) -> list[dict[str, Any]]:
 
 
 def numbers(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/", "mem/"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "perf/", "mem/", "engine/"))} for row in rows]
 
 
 @pytest.fixture(scope="module")

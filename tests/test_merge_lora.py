@@ -62,6 +62,7 @@ CASES: list[tuple[str, bool, dict[str, Any]]] = [
     ("llama3", False, {"use_rslora": True}),
     ("qwen3", True, {"target_modules": ("q_proj", "down_proj")}),
     ("qwen2", False, {"use_dora": True, "modules_to_save": ("lm_head",)}),
+    ("qwen3_moe", False, {}),
     ("qwen2_vl", False, {"parts": ("language", "projector")}),
     ("qwen2_5_vl", False, {"parts": ALL, "use_dora": True}),
     ("qwen2_5_vl", True, {}),

@@ -187,6 +187,16 @@ def test_picture_flops_count_the_tower_and_its_windows() -> None:
     assert update_flops(model, [with_picture]) - update_flops(model, [without]) == pytest.approx(frozen)
 
 
+def test_frozen_weights_above_what_trains_still_pass_gradients_back() -> None:
+    model = meta_model("qwen2_5_vl", tie=False)
+    whole = ModelSize.of(model)
+    model.requires_grad_(False)
+    model.model.visual.merger.requires_grad_(True)
+    size = ModelSize.of(model)
+    assert size.patch == whole.patch / 3 and size.merged == whole.merged
+    assert (size.text, size.head) == (whole.text * 4 / 6, whole.head * 4 / 6)
+
+
 def test_timer_adds_up_phases_and_times_the_step() -> None:
     timer = Timer()
     for _ in range(2):

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from r1.config import AlgorithmConfig, Config, LoraConfig, ModelConfig
+from r1.dry_run import check_files
 from r1.policy.attention import register
 from r1.policy.balance import Piece
 from r1.policy.logprobs import Head
@@ -196,6 +197,12 @@ def test_an_existing_adapter_is_where_training_starts(models, mesh, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             start(dataclasses.replace(lora, **change))
+
+
+def test_a_missing_adapter_is_named_before_anything_loads():
+    lora = LoraConfig(rank=4, adapter_path="./nowhere")
+    with pytest.raises(ValueError, match=r"adapter_path='./nowhere': no such folder"):
+        check_files(Config(model=ModelConfig(lora=lora)))
 
 
 def test_targets_that_are_not_there_are_named(models, mesh):

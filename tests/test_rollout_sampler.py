@@ -9,6 +9,7 @@ import pytest
 from r1.algorithms.advantage import ADVANTAGES
 from r1.algorithms.groups import set_advantages, valid_tokens
 from r1.config import AlgorithmConfig, Config, DataConfig, RolloutConfig, UpdateConfig
+from r1.rollout.engines import ENGINES
 from r1.rollout.sampler import Batch, Sampler
 from r1.types import Rollout
 
@@ -18,15 +19,14 @@ N = 2
 def make_sampler(draws: list[list[list[float | None]]], monkeypatch: pytest.MonkeyPatch, **algorithm: Any) -> Sampler:
     """A sampler whose draw i has these rewards, by group and sample; the last draw is repeated."""
     size = len(draws[0])
-    sampler = Sampler.__new__(Sampler)
-    sampler.engine, sampler.policy, sampler.ranks = MagicMock(), MagicMock(), MagicMock()
-    sampler.synced, sampler.draws = 0, 0
-    sampler.config = Config(
+    config = Config(
         data=DataConfig(rollout_batch_size=size),
         rollout=RolloutConfig(n=N),
         update=UpdateConfig(global_batch_size=size),
         algorithm=AlgorithmConfig(**{"filter_by": "mean", **algorithm}),
     )
+    monkeypatch.setitem(ENGINES, config.rollout.engine, MagicMock())
+    sampler = Sampler(config, MagicMock(), MagicMock(), MagicMock(), MagicMock(), None)
 
     def draw(self: Sampler, loader: object) -> Batch:
         self.draws += 1

@@ -15,7 +15,18 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
 
 PROBE = Path(__file__).with_name("vllm_probe.py")
-MODELS = ("llama3", "qwen2", "qwen2-tied", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl-tied")
+MODELS = (
+    "llama3",
+    "qwen2",
+    "qwen2-tied",
+    "qwen3",
+    "qwen3_moe",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl-tied",
+    "qwen3_vl_moe",
+)
 TOLERANCE = 1e-4  # nats, float32
 
 

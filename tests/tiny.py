@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-TEXT_FAMILIES = ("llama3", "qwen2", "qwen2_5", "qwen3")
-VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+TEXT_FAMILIES = ("llama3", "qwen2", "qwen2_5", "qwen3", "qwen3_moe")
+VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 FAMILIES = TEXT_FAMILIES + VISION_FAMILIES
 
 SPECIAL_TOKENS = (
@@ -28,6 +29,7 @@ SPECIAL_TOKENS = (
 ADDED_WORDS = ("<think>", "</think>")  # added, but not special: decoding keeps them
 VOCAB_SIZE = 320  # 256 bytes + 55 merges + the nine above
 HIDDEN_SIZE, HEAD_DIM = 128, 64
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -99,6 +101,8 @@ def _text_config(family: str, *, tie: bool) -> transformers.PreTrainedConfig:
     rope = {"rope_type": "default", "rope_theta": 1000000.0}
     if family == "qwen3":
         return transformers.Qwen3Config(**_text_fields(rope, tie=tie), head_dim=HEAD_DIM)
+    if family == "qwen3_moe":
+        return transformers.Qwen3MoeConfig(**_text_fields(rope, tie=tie), **EXPERTS, head_dim=HEAD_DIM)
     return transformers.Qwen2Config(**_text_fields(rope, tie=tie))
 
 
@@ -117,11 +121,13 @@ def _vision_config(family: str, ids: dict[str, int], *, tie: bool) -> transforme
         vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64}
         # transformers always interleaves, vLLM only where the flag says so.
         rope |= {"mrope_section": [12, 10, 10], "mrope_interleaved": True}
-        config_class = transformers.Qwen3VLConfig
+        config_class = transformers.Qwen3VLMoeConfig if family == "qwen3_vl_moe" else transformers.Qwen3VLConfig
     text = _text_fields(rope, tie=tie) | {"pad_token_id": ids["<|endoftext|>"]}
     text |= {"eos_token_id": ids["<|im_end|>"], "bos_token_id": None}
-    if family == "qwen3_vl":
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
         text |= {"head_dim": HEAD_DIM}
+    if family == "qwen3_vl_moe":
+        text |= EXPERTS
     return config_class(
         text_config=text,
         vision_config=vision,
@@ -148,7 +154,7 @@ def make_config(family: str, *, tie: bool = False) -> transformers.PreTrainedCon
 def make_processor(family: str) -> transformers.ProcessorMixin:
     """The family's processor around the tiny tokenizer; it keeps pictures between 64 x 64 and 448 x 448."""
     size = {"shortest_edge": 56 * 56, "longest_edge": 448 * 448}
-    if family == "qwen3_vl":
+    if family in ("qwen3_vl", "qwen3_vl_moe"):
         sizes = {
             "patch_size": 16,
             "merge_size": 2,
@@ -180,6 +186,13 @@ def randomize(model: nn.Module, *, seed: int) -> None:
             parameter.copy_((1.0 if "norm" in name and name.endswith("weight") else 0.0) + 0.1 * noise)
 
 
+def publish_experts(file: Path) -> None:
+    """Give the experts in a file of Qwen3-VL-MoE the layout of the published ones, which save_pretrained does not."""
+    tensors = load_file(file)
+    turned = {n: t.transpose(1, 2).contiguous() for n, t in tensors.items() if ".experts." in n}
+    save_file({**tensors, **turned}, file, metadata={"format": "pt"})
+
+
 def make_tiny(family: str, folder: Path, *, seed: int = 0, tie: bool = False) -> Path:
     """Save a random model of the family into folder, with all that transformers and vLLM load from one.
 
@@ -201,6 +214,8 @@ def make_tiny(family: str, folder: Path, *, seed: int = 0, tie: bool = False) ->
         eos_token_id=ends, pad_token_id=config.pad_token_id, do_sample=True, temperature=0.7, top_p=0.8, top_k=20
     )
     model.save_pretrained(folder)
+    if family == "qwen3_vl_moe":
+        publish_experts(folder / "model.safetensors")
     saver = make_processor(family) if family in VISION_FAMILIES else make_tokenizer()
     saver.save_pretrained(folder)
     if family in VISION_FAMILIES:  # vLLM of some versions reads the file itself

@@ -19,8 +19,8 @@ def plot(lines: Sequence[dict[str, Any]], path: Path) -> None:
     rows = -(-len(lines) // columns)
     lowest = min(value for line in lines for curve in line["curves"] for value in curve)
     floor = max(0.0, lowest - 0.06)
-    style = {"font.size": 8, "font.family": "sans-serif", "axes.edgecolor": GREY, "axes.labelcolor": INK,
-             "xtick.color": INK, "ytick.color": INK, "text.color": INK}  # fmt: skip
+    style: dict[Any, Any] = {"font.size": 8, "font.family": "sans-serif", "axes.edgecolor": GREY, "text.color": INK,
+                             "axes.labelcolor": INK, "xtick.color": INK, "ytick.color": INK}  # fmt: skip
     with plt.rc_context(style):
         size = (1.9 * columns + 0.4, 1.55 * rows + 0.4)
         figure, grid = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
@@ -34,7 +34,7 @@ def plot(lines: Sequence[dict[str, Any]], path: Path) -> None:
             grid[(len(lines) - 1 - column) // columns, column].set_xlabel("step")
             grid[(len(lines) - 1 - column) // columns, column].tick_params(labelbottom=True)
         figure.tight_layout(pad=0.6, w_pad=0.9, h_pad=0.9)
-        figure.savefig(path, dpi=130, metadata={"Software": None})
+        figure.savefig(path, dpi=120, metadata={"Software": None})
         plt.close(figure)
 
 

@@ -191,10 +191,10 @@ def comparison(rows: Sequence[dict[str, Any]], variants: Sequence[str], work: Wo
 
 def _row(key: str, part: dict[str, Any], work: Work) -> str:
     seconds, times, passes = spread(part["seconds"]), part.get("times", 1), part.get("passes", 1)
-    title = TITLES[key] + (f", {times} x" if times > 1 else "") + (f", {passes} passes" if passes > 1 else "")
+    title = TITLES[key] + (f", {times} x" if times > 1 else "") + (f", {passes:.3g} passes" if passes != 1 else "")
     cells = [f"{seconds[name]:.3f}" for name in ("median", "min", "max")]
-    for name, factor in (("counted_tokens", 1), ("packed_tokens", passes)):
-        speed = part[name] * factor / seconds["median"] / work.nproc if name in part else None
+    for name in ("counted_tokens", "computed_tokens"):
+        speed = part[name] / seconds["median"] / work.nproc if name in part else None
         cells.append("" if speed is None else f"{speed:,.0f}")
     cells.append(f"{100 * spread(part['mfu'])['median']:.1f}" if part.get("mfu") else "")
     cells.append(f"{part['peak_gib']:.1f}" if "peak_gib" in part else "")

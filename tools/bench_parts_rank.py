@@ -19,6 +19,7 @@ from r1.data.setup import load_data
 from r1.faults import is_out_of_memory
 from r1.parallel import gather_objects, init_ranks, seed_everything
 from r1.policy.policy import Policy
+from r1.policy.recompute import Recompute
 from r1.rollout.engines import ENGINES, Engine
 from r1.rollout.sampler import BatchPrompts
 from r1.rollout.weight_sync import stream_weights
@@ -144,6 +145,9 @@ def main(request_path: str) -> None:
             began = time.perf_counter()
             policy = Policy(config, ranks, work.steps)
             bench.write("loading", seconds=[time.perf_counter() - began])
+        else:
+            # It measured what memory is left beside other sizes.
+            policy.recompute = Recompute(policy.model, ranks, config.model.gradient_checkpointing)
         policy.config = config
         if engine is None and "rollout" not in request["skip"]:
             engine = make_engine(config, bench, policy)

@@ -1,5 +1,6 @@
 """The trainer's parts of a step, on made-up rollouts of the lengths that are sampled."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,18 +56,18 @@ def trainer_parts(
     homes = [min(r.group * ranks.num_engines // groups, ranks.num_engines - 1) * tp for r in rollouts]
     minibatches = policy.pack(rollouts, homes, BatchPrompts(bench.loader, rows))
     microbatches = [m for minibatch in minibatches for m in minibatch]
-    packed = sum(gather_objects(sum(m.input_ids.numel() for m in microbatches)))
-    sizes = {
-        "counted_tokens": sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts),
-        "packed_tokens": packed,
-        "microbatches": len(microbatches),
-    }
+    counted = sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
     flops, epochs = update_flops(policy.model, microbatches), config.update.ppo_epochs
-    scored = policy.reference is not None and config.algorithm.kl_penalty != "full"
-    passes = int(config.algorithm.old_logprobs == "recompute") + int(scored)
+    packed = sum_packed(microbatches)
+    # What set_logprobs leaves to the first update.
+    deferred = minibatches[0] if config.defers_old_logprobs else []
+    passes = int(config.algorithm.old_logprobs == "recompute")
+    passes += int(policy.reference is not None and config.algorithm.kl_penalty != "full")
     found = bench.measure(lambda: policy.set_logprobs(minibatches))
-    share = bench.mfu_of(passes * flops / 3, found["seconds"])
-    bench.write("logprobs", **found, **sizes, mfu=share, passes=passes)
+    share = bench.mfu_of((passes * flops - update_flops(policy.model, deferred)) / 3, found["seconds"])
+    computed = passes * packed - sum_packed(deferred)
+    bench.write("logprobs", **found, counted_tokens=counted, computed_tokens=computed, mfu=share,
+                passes=computed / packed)  # fmt: skip
 
     set_advantages(rollouts, function_of(config.algorithm.advantage, ADVANTAGES, option="algorithm.advantage"), config)
     valid = valid_tokens(rollouts, config)
@@ -82,12 +83,19 @@ def trainer_parts(
         mock.patch.object(policy.offload, "store_optimizer", lambda: None),
     ):
         found = bench.measure(lambda: policy.update(minibatches, valid))
-        bench.write("update", **found, **sizes, mfu=bench.mfu_of(epochs * flops, found["seconds"]), passes=epochs)
+        share = bench.mfu_of(epochs * flops, found["seconds"])
+        bench.write("update", **found, counted_tokens=counted, computed_tokens=epochs * packed, mfu=share,
+                    passes=epochs, microbatches=len(microbatches))  # fmt: skip
         if profile is not None:
             text = profile_table(lambda: policy.update([[minibatches[0][0]]], valid[:1]), describe(minibatches[0][0]))
             if ranks.rank == 0:
                 profile.write_text(text)
     bench.write("optimizer_offload", **bench.measure(policy.offload.store_optimizer, lambda: fetch_states(policy)))
+
+
+def sum_packed(microbatches: Sequence[Microbatch]) -> int:
+    """Packed tokens, over all ranks."""
+    return sum(gather_objects(sum(m.input_ids.numel() for m in microbatches)))
 
 
 def fetch_states(policy: Policy) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from PIL import Image
 
-from r1.config import DataConfig, ModelConfig
+from r1.config import DataConfig, ModelConfig, UpdateConfig
 from r1.data.prompt import Renderer
 from r1.data.tokenizer import load_tokenizer
 from tools.bench_model import SHAPES, make_model
@@ -41,6 +41,7 @@ config = Config(
                     min_pixels=784, max_pixels={max_pixels}),
     rollout=RolloutConfig(n={work.n}, ignore_eos={ignore_eos}),
     reward=RewardConfig(function={reward!r}),
+    optim=OptimConfig(lr=1e-9),  # so small that the model goes on ending its responses as it was made to
     update=UpdateConfig(global_batch_size={minibatch}, max_tokens_per_microbatch={microbatch}),
     checkpoint=CheckpointConfig(resume=False),
     trainer=TrainerConfig(output_dir={folder!r}, experiment_name="run", max_steps={max_steps}, progress=False,
@@ -191,7 +192,7 @@ def write_config(work: Work, model: Path, folder: Path) -> Path:
         ignore_eos=work.lengths == "equal",
         minibatch=work.prompts // work.minibatches,
         longest=longest,
-        microbatch=max(16384, longest + work.max_response_tokens),
+        microbatch=max(UpdateConfig().max_tokens_per_microbatch, longest + work.max_response_tokens),
         max_pixels=max(work.most_pixels, 784),
         max_steps=work.steps + 1000,
     )

@@ -15,8 +15,14 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from r1.parallel import SequenceGroup
+from r1.policy.sequence_parallel import over_heads
+
 # "flash" in a vision implementation's name makes transformers pass all of a picture's windows in one call.
 PACKED, VISION = "r1_packed", "r1_flash_vision"
+
+MASK_TOKENS = 8192
+"""SDPA gets a mask of up to so many packed tokens squared; above, each sequence attends by itself, which holds none."""
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class Packing:
     own_index: Tensor  # [T] int64, where in kv_index a packed token stands as a key of its own sequence
     shared_tokens: Tensor  # [P] int64, packed positions of prompts that responses attend to
     shared_index: Tensor  # [P, n] int64, where in kv_index they stand as keys of responses; -1: of fewer than n
-    mask: Tensor | None  # [T, T] bool, for SDPA; None where a varlen kernel runs
+    mask: Tensor | None  # [T, T] bool, for SDPA; None where a varlen kernel runs, or T is above MASK_TOKENS
 
     @staticmethod
     def from_groups(groups: list[tuple[int, list[int]]], *, with_mask: bool) -> "Packing":
@@ -62,7 +68,7 @@ class Packing:
                 shared.append(uses)
         lengths_k = [len(k) for k in keys]
         mask = None
-        if with_mask:
+        if with_mask and start <= MASK_TOKENS:
             mask = torch.zeros(start, start, dtype=torch.bool)
             first = 0
             for length, key in zip(lengths_q, keys, strict=True):
@@ -163,13 +169,32 @@ def _varlen(backend: str) -> Callable[..., Tensor]:
     return torch_varlen
 
 
-def register(backend: str) -> None:
-    """Make the two attention functions known to transformers, for this process, on the chosen backend."""
+def _by_sequence(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None) -> Tensor:
+    """SDPA of one sequence after the other, its prompt's queries among them: causal from the start needs no mask."""
+    parts = []
+    ends_q, ends_k = packing.cu_seqlens_q.tolist(), packing.cu_seqlens_k.tolist()
+    for start, end, own in zip(ends_k, ends_k[1:], torch.tensor(ends_q).diff().tolist(), strict=False):
+        if own:
+            q, k, v = (x[:, :, packing.kv_index[start:end]] for x in (query, key, value))
+            grouped = q.shape[1] != k.shape[1]
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+            parts.append(out[:, :, -own:])
+    return torch.cat(parts, 2).transpose(1, 2)
+
+
+def register(backend: str, sequence: SequenceGroup | None = None) -> None:
+    """Make the two attention functions known to transformers, for this process, on the chosen backend.
+
+    Args:
+        sequence: the ranks that share a microbatch; each runs the attention of a part of the heads.
+    """
     varlen = None if backend == "sdpa" else _varlen(backend)
 
     def packed(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                packing: Packing, scaling: float | None = None, **_: Any) -> tuple[Tensor, None]:  # fmt: skip
         """query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
+        if varlen is None and packing.mask is None:
+            return _by_sequence(query, key, value, packing, scaling), None
         if varlen is None:
             out = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=packing.mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
@@ -193,7 +218,7 @@ def register(backend: str) -> None:
     def no_mask(*_: Any, **__: Any) -> None:
         """The packing is the mask."""
 
-    AttentionInterface.register(PACKED, packed)
+    AttentionInterface.register(PACKED, over_heads(packed, sequence))
     AttentionMaskInterface.register(PACKED, no_mask)
     if varlen is not None:
         AttentionInterface.register(VISION, vision)

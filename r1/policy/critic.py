@@ -16,6 +16,7 @@ from r1.policy.offload import HostMemory, fetch_optimizer, free_cache, reshard, 
 from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
 from r1.policy.packing import Microbatch
 from r1.policy.policy import sum_tensors
+from r1.policy.sequence_parallel import split_sequence
 from r1.types import Rollout
 
 
@@ -37,6 +38,7 @@ class Critic:
     def __init__(self, config: Config, ranks: Ranks, backend: str, num_steps: int) -> None:
         self.config, self.ranks = config, ranks
         self.model = load_model(config.model, ranks.mesh, ranks.device, backend, trainable=True, value_head=True)
+        split_sequence(self.model, ranks.sequence)
         optim = replace(config.optim, lr=config.algorithm.critic_lr, lr_vision_tower=None, lr_projector=None)
         self.optimizer = make_optimizer(self.model, optim)
         self.scheduler = make_scheduler(self.optimizer, optim, num_steps)
@@ -98,5 +100,6 @@ class Critic:
         self.scheduler.step()
         reshard(self.model)
         self.sleep()
-        metrics = {name: value / len(steps) for name, value in sum_tensors(totals).items()}
+        copies = len(steps) * self.ranks.sequence_parallel_size
+        metrics = {name: value / copies for name, value in sum_tensors(totals).items()}
         return metrics | {"critic/grad_norm": sum(norms) / len(norms)}

@@ -36,21 +36,27 @@ def _patterns(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def target_names(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Whole names of the linear layers that get an adapter; never the LM head.
-
-    Raises:
-        ValueError: a pattern of target_modules fits none of them, or a name of modules_to_save fits no module.
-    """
-    saved = [n for n, _ in model.named_modules() if any(_matches(n, p) for p in config.modules_to_save)]
+def saved_names(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Whole names of the modules that train whole; ValueError where modules_to_save names none, or half a tied pair."""
+    matched = [n for n, _ in model.named_modules() if any(_matches(n, p) for p in config.modules_to_save)]
     for pattern in config.modules_to_save:
-        if not any(_matches(name, pattern) for name in saved):
+        if not any(_matches(name, pattern) for name in matched):
             raise ValueError(f"model.lora.modules_to_save: {type(model).__name__} has no module {pattern!r}")
-    if model.config.tie_word_embeddings and any(n == "lm_head" or n.endswith("embed_tokens") for n in saved):
+    if model.config.tie_word_embeddings and any(n == "lm_head" or n.endswith("embed_tokens") for n in matched):
         raise ValueError(
             "model.lora.modules_to_save: this model's LM head is its embedding (tie_word_embeddings), and a trained "
             "copy of one would part them; take embed_tokens and lm_head out"
         )
+    return [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]
+
+
+def target_names(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """Whole names of the linear layers that get an adapter; never the LM head.
+
+    Raises:
+        ValueError: a pattern of target_modules fits none of them.
+    """
+    saved = saved_names(model, config)
     free = [
         name
         for name, module in model.named_modules()
@@ -93,7 +99,7 @@ def peft_config(model: PreTrainedModel, config: LoraConfig) -> "peft.LoraConfig"
         target_modules=sorted(last) if alike == set(chosen) else chosen,
         use_dora=config.use_dora,
         use_rslora=config.use_rslora,
-        modules_to_save=list(config.modules_to_save) or None,
+        modules_to_save=saved_names(model, config) or None,
     )
 
 
@@ -125,7 +131,7 @@ def start_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
     A is drawn from the run's seed alike on every rank, B is 0, a DoRA magnitude is its row's length; copies of whole
     modules are already loaded. With adapter_path all of them are read.
     """
-    saved = None if config.adapter_path is None else _read_adapter(model, config, config.adapter_path)
+    saved = None if config.adapter_path is None else _read_adapter(model, config)
     generator = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
@@ -143,10 +149,12 @@ def start_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
             local_part(parameter).copy_(local_part(layer.base_layer.weight).float().norm(dim=1))
 
 
-def _read_adapter(model: PreTrainedModel, config: LoraConfig, path: str) -> dict[str, Tensor]:
-    """The tensors of a peft adapter, by their names in its file; ValueError unless they are those of this config."""
+def check_adapter(config: LoraConfig) -> Any:
+    """The settings of the adapter at adapter_path, as peft reads them; ValueError unless config has the same."""
     import peft
 
+    path = config.adapter_path
+    assert path is not None, "there is no adapter to check"
     try:
         there: Any = peft.PeftConfig.from_pretrained(path)
     except ValueError as error:
@@ -162,6 +170,14 @@ def _read_adapter(model: PreTrainedModel, config: LoraConfig, path: str) -> dict
                 f"model.lora.adapter_path={path!r} has {option} {theirs}, and model.lora.{option} is {ours}; "
                 f"set it to {theirs}"
             )
+    return there
+
+
+def _read_adapter(model: PreTrainedModel, config: LoraConfig) -> dict[str, Tensor]:
+    """The tensors of a peft adapter, by their names in its file; ValueError unless they are those of this config."""
+    import peft
+
+    there, path = check_adapter(config), str(config.adapter_path)
     tensors = peft.utils.load_peft_weights(path, device="cpu")
     wanted = {file_name(name): tuple(p.shape) for name, p in model.named_parameters() if is_adapter(name)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -25,7 +25,7 @@ from r1.policy.lora import add_adapters, set_dropout, start_adapters
 from r1.policy.lora_weights import base_name
 from r1.policy.weights import fill_shards, find_on_all_ranks
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """model_type values whose packed forward is proven equal to separate rows by tests."""
 
 

@@ -43,7 +43,7 @@ def state_tensors(optimizer: Optimizer) -> list[Tensor]:
 
 
 class HostMemory:
-    """Page-locked host memory of one model or optimizer, taken once and kept.
+    """Page-locked host memory of one model, optimizer or checkpoint, taken once and kept.
 
     Copies from and to it run at the speed of the bus, those of ordinary memory at a tenth of that: 25 GB of states
     of a 3B model took 15 s a step.
@@ -51,20 +51,27 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._held: dict[object, Tensor] = {}
+        self._locked: list[Tensor] = []
+
+    def __del__(self) -> None:
+        for held in self._locked:  # else the addresses could not be locked again once others have them
+            runtime: Any = torch.cuda.cudart()
+            runtime.cudaHostUnregister(held.untyped_storage().data_ptr())
 
     def hold(self, key: object, tensor: Tensor, *, changed: bool = True) -> Tensor:
         """The tensor's copy in host memory; one that has not changed since it was last held is not copied again."""
         held = self._held.get(key)
         if held is None:
-            held = self._held[key] = tensor.detach().to(CPU)
-            if tensor.device.type == "cuda":
-                _page_lock(_local(held))
+            held = self._held[key] = tensor.detach().to(CPU, copy=True)
+            if tensor.device.type == "cuda" and _page_lock(_local(held)):
+                self._locked.append(_local(held))
         elif changed:
             _local(held).copy_(_local(tensor), non_blocking=True)
         return held
 
 
-def _await_copies() -> None:
+def await_copies() -> None:
+    """Until copies between host and GPU are done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -73,15 +80,16 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _page_lock(tensor: Tensor) -> None:
+def _page_lock(tensor: Tensor) -> bool:
     """Lock memory that exists, as torch's own way makes a copy and knows plain tensors only."""
     if type(tensor) is not Tensor or tensor.numel() == 0:  # quantized states: several tensors in one, and small
-        return
+        return False
     storage = tensor.untyped_storage()
     runtime: Any = torch.cuda.cudart()
     error = int(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
     if error != 0:
         _log.warning("no page-locked host memory (CUDA error %d): offloading will be slow; see ulimit -l", error)
+    return error == 0
 
 
 def room_beside_engine(config: Config, device: torch.device) -> float:
@@ -110,14 +118,15 @@ def store_model(model: nn.Module, memory: HostMemory, *, changed: bool = True) -
     """Move this rank's shards to host memory; gathered copies are freed first."""
     reshard(model)
     keys = itertools.count()
-    model._apply(lambda tensor: memory.hold(next(keys), tensor, changed=changed))  # as model.to does, into our memory
-    _await_copies()
+    # As model.to does, but into our memory; what is frozen is there already.
+    model._apply(lambda tensor: memory.hold(next(keys), tensor, changed=changed and tensor.requires_grad))
+    await_copies()
 
 
 def store_optimizer(optimizer: Optimizer, memory: HostMemory) -> None:
     """Move its states to host memory."""
     _move_states(optimizer, lambda key, tensor: memory.hold(key, tensor))
-    _await_copies()
+    await_copies()
 
 
 def fetch_optimizer(optimizer: Optimizer, device: torch.device) -> None:

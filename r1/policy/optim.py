@@ -31,7 +31,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """The trainable parameters by part, and there by weight decay; each group's name is "<part>.<kind>".
 
     Vectors (norms and biases) are never decayed, nor what config.undecayed finds. Under muon the matrices of layers
-    are a kind of their own: embeddings, heads, convolutions and vectors stay with AdamW.
+    are a kind of their own: embeddings, heads, convolutions, routers, stacked experts and vectors stay with AdamW.
 
     Raises:
         ValueError: nothing is trainable, or a pattern of config.undecayed finds nothing.
@@ -49,7 +49,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
         part = part_of(name)
         kept = parameter.ndim < 2 or any(re.search(pattern, name) for pattern in config.undecayed)
         kind = "undecayed" if kept else "decayed"
-        if config.strategy == "muon" and parameter.ndim == 2 and not re.search(r"embed|lm_head", name):
+        if config.strategy == "muon" and parameter.ndim == 2 and not re.search(r"embed|lm_head|mlp\.gate\.", name):
             kind += "_muon"
         rate = rates.get(part)
         group = {"name": f"{part}.{kind}", "params": [], "lr": config.lr if rate is None else rate}

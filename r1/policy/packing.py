@@ -72,7 +72,12 @@ class Microbatch:
 
 
 def pack(
-    pieces: Sequence[Piece], prompts: Mapping[int, Prompt], vision: VisionSpec | None, *, with_mask: bool
+    pieces: Sequence[Piece],
+    prompts: Mapping[int, Prompt],
+    vision: VisionSpec | None,
+    *,
+    with_mask: bool,
+    multiple_of: int = 1,
 ) -> Microbatch:
     """Lay pieces out as [prompt][response]…[prompt][response]… and index what predicts what.
 
@@ -83,6 +88,7 @@ def pack(
     Args:
         prompts: by group, with pixels.
         with_mask: also build the [T, T] mask that SDPA needs.
+        multiple_of: T is made one, by a last group of tokens that predict nothing.
     """
     ids: list[int] = []
     positions, groups, hidden_index, rollouts, masked = [], [], [], [], []
@@ -112,6 +118,10 @@ def pack(
         ids.append(vision.image_token_id)
         positions.append(torch.zeros(3, 1, dtype=torch.int64))
         groups.append((1, []))
+    if rest := -len(ids) % multiple_of:
+        ids += [0] * rest
+        positions.append(torch.zeros(len(positions[0]), rest, dtype=torch.int64))
+        groups.append((rest, []))
     position_ids = torch.cat(positions, dim=1)  # [1 or 3, T]
     if vision is not None:
         # A first row of text positions: with three rows transformers would build its own mask from them.

@@ -27,6 +27,8 @@ from r1.policy.offload import Offload, free_cache, reshard
 from r1.policy.optim import learning_rates, make_optimizer, make_scheduler, optimizer_step
 from r1.policy.packing import Microbatch, pack
 from r1.policy.recompute import Recompute
+from r1.policy.router_load import RouterLoad
+from r1.policy.sequence_parallel import own_positions, split_sequence
 from r1.policy.vision import VisionSpec
 from r1.types import Prompt, Rollout
 
@@ -43,9 +45,10 @@ class Policy:
     def __init__(self, config: Config, ranks: Ranks, num_steps: int) -> None:
         self.config, self.ranks = config, ranks
         self.backend = choose_backend(config.model.attention, ranks.device, float32=config.model.precision == "float32")
-        register(self.backend)
+        register(self.backend, ranks.sequence)
         self.loss_fn = function_of(config.algorithm.loss, LOSSES, option="algorithm.loss")
         self.model = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=True)
+        split_sequence(self.model, ranks.sequence)
         self.vision = VisionSpec.from_config(self.model.config)
         self.reference: PreTrainedModel | None = None
         adapted = config.model.lora.rank > 0
@@ -53,8 +56,10 @@ class Policy:
             self.reference = self.model  # with its adapters off: no second copy
         elif config.algorithm.kl_coef > 0:
             self.reference = load_model(config.model, ranks.mesh, ranks.device, self.backend, trainable=False)
+            split_sequence(self.reference, ranks.sequence)
         self.optimizer = make_optimizer(self.model, config.optim)
-        self.recompute = Recompute(self.model, ranks.device, config.model.gradient_checkpointing)
+        self.recompute = Recompute(self.model, ranks, config.model.gradient_checkpointing)
+        self.router_load = RouterLoad(self.model, ranks.device)
         self.offload = Offload(config, ranks.device, self.model, self.optimizer, self.reference)
         self.offload.store_reference()
         self.scheduler = make_scheduler(self.optimizer, config.optim, num_steps)
@@ -65,24 +70,27 @@ class Policy:
     def pack(
         self, rollouts: Sequence[Rollout], homes: Sequence[int], prompts: Mapping[int, Prompt]
     ) -> list[list[Microbatch]]:
-        """This rank's microbatches of every minibatch of the step.
+        """This rank's microbatches of every minibatch of the step; the ranks of a sequence group have the same.
 
         Args:
             rollouts: the step's, in (group, sample) order, the same on every rank.
             homes: for each rollout, the rank that sampled it.
             prompts: by group; those not here yet are prepared when looked up.
         """
-        update = self.config.update
+        update, size = self.config.update, self.ranks.sequence_parallel_size
         minibatches = []
         groups = sorted({r.group for r in rollouts})
         for start in range(0, len(groups), update.global_batch_size):
             chosen = set(groups[start : start + update.global_batch_size])
             rows = [(r, h) for r, h in zip(rollouts, homes, strict=True) if r.group in chosen]
             plan = plan_minibatch(
-                [r for r, _ in rows], [h for _, h in rows], self.ranks.world_size, update.max_tokens_per_microbatch
+                [r for r, _ in rows],
+                [h // size for _, h in rows],
+                self.ranks.num_learners,
+                update.max_tokens_per_microbatch * size,
             )
-            mine, with_mask = plan[self.ranks.rank], self.backend == "sdpa"
-            minibatches.append([pack(pieces, prompts, self.vision, with_mask=with_mask) for pieces in mine])
+            options: dict[str, Any] = {"with_mask": self.backend == "sdpa", "multiple_of": size}
+            minibatches.append([pack(p, prompts, self.vision, **options) for p in plan[self.ranks.learner]])
         return minibatches
 
     def _score(self, model: PreTrainedModel, microbatch: Microbatch, **options: Any) -> Scored:
@@ -167,9 +175,10 @@ class Policy:
                 self.version += stepped
                 self.skipped += not stepped
                 norms.append(norm)
-        metrics = {name: value / len(steps) for name, value in sum_tensors(totals).items()}
+        copies = len(steps) * self.ranks.sequence_parallel_size  # a group's ranks all hold its microbatches' metrics
+        metrics = {name: value / copies for name, value in sum_tensors(totals).items()}
         self.recompute.end_update(has_states=had_states or len(steps) > 1)
-        metrics |= self._end_update(norms)
+        metrics |= self._end_update(norms) | self.router_load.take_metrics()
         if full_kl:
             self.offload.store_reference()
         return metrics
@@ -184,6 +193,7 @@ class Policy:
         set_dropout(self.model, False)
         reshard(self.model)
         self.offload.store_optimizer()
+        free_cache(self.ranks.device)  # the engine wakes next
         return metrics
 
     def _backward_or_explain(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
@@ -208,7 +218,9 @@ class Policy:
                 labels = microbatch.labels.to(device)
                 options["ref_hidden"] = self.reference(*microbatch.model_inputs(device), labels, None)
             options["ref_lm_head"] = base_head(self.reference)  # the root keeps it gathered until the update's end
-        scored = self._score(self.model, microbatch, **options)
+        trained = microbatch.hidden_index[microbatch.weights > 0]
+        with self.router_load.counting(own_positions(trained, microbatch.input_ids.numel(), self.ranks.sequence)):
+            scored = self._score(self.model, microbatch, **options)
         ref_logprobs = None if microbatch.ref_logprobs is None else microbatch.ref_logprobs.to(device)
         if microbatch.old_logprobs is None:  # these are the weights that old_logprobs are of
             microbatch.old_logprobs = scored.logprobs.detach()

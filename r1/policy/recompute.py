@@ -3,8 +3,10 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from r1.parallel import Ranks
 from r1.policy.model import text_layers
 
 SPARE = 0.08
@@ -16,15 +18,17 @@ class Recompute:
 
     The first update recomputes every layer and measures what one of them would keep a token. Once the optimizer has
     its states, an update's peak shows what is left, and each microbatch's size then says how many layers need not be
-    recomputed. Ranks may differ: FSDP2 gathers a layer's weights once in the backward pass in either case.
+    recomputed. Ranks may differ: FSDP2 gathers a layer's weights once in the backward pass in either case. Those that
+    share a microbatch agree, as a recomputed layer exchanges its heads again.
 
     Args:
         wanted: model.gradient_checkpointing; None: as described, on a GPU.
     """
 
-    def __init__(self, model: PreTrainedModel, device: torch.device, wanted: bool | None) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: Ranks, wanted: bool | None) -> None:
         self._layers: list[Any] = text_layers(model)
-        self._device, self._adapts = device, wanted is None and device.type == "cuda"
+        self._device, self._sequence = ranks.device, ranks.sequence
+        self._adapts = wanted is None and ranks.device.type == "cuda"
         self._bytes_per_token = 0.0  # that one layer keeps
         self._base_peak = 0  # bytes allocated at most in an update that recomputes everything
 
@@ -35,6 +39,10 @@ class Recompute:
         kept = 0
         if self._bytes_per_token and self._base_peak:
             kept = int(max(0.0, self._room()) / (self._bytes_per_token * num_tokens))
+            if self._sequence is not None:
+                fewest = torch.tensor(kept, device=self._device)
+                dist.all_reduce(fewest, dist.ReduceOp.MIN, group=self._sequence.process_group)
+                kept = int(fewest)
         for i, layer in enumerate(self._layers):
             layer.gradient_checkpointing = i >= kept
         if not self._bytes_per_token:

@@ -19,6 +19,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from r1.parallel import gather_objects
+from r1.policy.expert_weights import ExpertPlaces, Place
 from r1.policy.lora_weights import base_name
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -27,16 +28,16 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 class WeightFiles:
     """The safetensors files of a model, by the names its parameters have in memory."""
 
-    def __init__(self, places: dict[str, tuple[Any, str]]) -> None:
-        """places: for each parameter the open file and its name there."""
-        self._places = places
+    def __init__(self, places: dict[str, Place], experts: dict[str, tuple[ExpertPlaces, torch.Size]]) -> None:
+        """places: for each parameter the open file and its name there; experts: of those in another layout, shapes."""
+        self._places, self._experts = places, experts
 
     @classmethod
     def find(cls, path: str, model: PreTrainedModel, *, fresh: frozenset[str] = frozenset()) -> "WeightFiles | None":
         """The files of model's parameters and persistent buffers.
 
-        None where they are not plain: no safetensors, quantized, or a tensor that transformers would convert on
-        loading (the experts of some checkpoints), or that is missing or of another shape.
+        None where they are not plain: no safetensors, quantized, or a tensor that is missing, of another shape, or
+        converted on loading in another way than experts are (r1/policy/expert_weights.py).
 
         Args:
             path: folder or hub id; of a hub id the files are fetched, by one process of a host at a time.
@@ -49,23 +50,31 @@ class WeightFiles:
         transforms = get_model_conversion_mapping(model)
         renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         converters: list[Any] = [t for t in transforms if not isinstance(t, WeightRenaming)]
-        places = {}
+        by_pattern = {pattern: c for c in converters if ExpertPlaces.known(c) for pattern in c.source_patterns}
+        places: dict[str, Place] = {}
+        experts: dict[str, ExpertPlaces] = {}
         for file in _files(path):
             opened = safe_open(file, framework="pt")
             for key in opened.keys():
                 name, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
-                if converted is not None:
+                if converted is not None and converted not in by_pattern:
                     return None
-                if name in wanted and list(opened.get_slice(key).get_shape()) == list(wanted[name].shape):
+                if name in wanted and converted is not None:
+                    experts.setdefault(name, ExpertPlaces(by_pattern[converted])).add((opened, key), converted)
+                elif name in wanted and list(opened.get_slice(key).get_shape()) == list(wanted[name].shape):
                     places[name] = (opened, key)
+        fitting = {n: (e, wanted[n].shape) for n, e in experts.items() if e.fits(wanted[n].shape)}
         own = {name for name, _ in model.named_parameters()} | {n for n, _ in model.named_buffers() if n in wanted}
-        return cls(places) if own - fresh <= places.keys() else None
+        return cls(places, fitting) if own - fresh <= places.keys() | fitting.keys() else None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._places or name in self._experts
 
     def read(self, name: str, rows: slice = slice(None)) -> Tensor:
         """Rows of a tensor, in the file's dtype, in host memory; no others are read."""
+        if name in self._experts:
+            places, shape = self._experts[name]
+            return places.read(rows, shape)
         opened, key = self._places[name]
         part = opened.get_slice(key)
         return part[rows] if part.get_shape() else opened.get_tensor(key)

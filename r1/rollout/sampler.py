@@ -17,7 +17,7 @@ from r1.data.loader import Loader
 from r1.parallel import Ranks, gather_objects
 from r1.policy.policy import Policy
 from r1.rewards.runner import PendingRewards, RewardRunner
-from r1.rollout.engines import ENGINES
+from r1.rollout.engines import ENGINES, Engine
 from r1.rollout.responses import decode_responses, gather_rollouts, reward_inputs, sample_record
 from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout, SamplingParams
@@ -86,6 +86,22 @@ class Sampler:
         self.engine.load_weights(self._weights())
         self.synced = self.policy.version
 
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[Engine]:
+        """The engine with the policy's current weights, for a validation.
+
+        Asleep afterwards, so that the next step finds it as a run does that has just resumed: with nothing kept of the
+        prompts that it has seen.
+        """
+        self.sync()
+        yield self.engine
+        self._rest()
+
+    def _rest(self) -> None:
+        with self._timed("sleep"):
+            self.engine.sleep()
+        self.synced = None
+
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         yield from stream_weights(self.policy.model, dtype=getattr(torch, self.config.engine_dtype))
         # The engine takes its KV cache as soon as the last tensor is in.
@@ -133,9 +149,7 @@ class Sampler:
                     f"{algorithm.filter_key!r} must lie between {algorithm.filter_low} and {algorithm.filter_high}. "
                     "The task is too easy or too hard for the model, or the bounds or rollout.n too tight"
                 )
-        with self._timed("sleep"):
-            self.engine.sleep()
-        self.synced = None
+        self._rest()
         if algorithm.filter_by != "off" or self.draws < self.config.num_steps(loader.num_rows):
             # Made while this batch trains.
             loader.prefetch(self.draws + 1, self.ranks.engine_share(len(batch.rows)), keep=batch.rows)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from r1.config import Config
+from r1.policy.expert_weights import published_layout
 from r1.rollout.host import callers_state, set_environment
 from r1.rollout.sampling import ModelFacts, make_rollout, override_fields, request_seed
 from r1.types import Prompt, Rollout, SamplingParams
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 IMAGE_CACHE_GIB = 1.0
 """Host memory for processed pictures, so that a prompt's n requests process them once. They come one after another."""
-LOAD_FORMAT = "r1"
-"""Reads no weights: every step begins with a sync."""
 BAN = -100.0
 """vLLM's lowest logit bias; at its highest temperature, 2, it leaves exp(-50) of a probability."""
 
@@ -57,7 +56,6 @@ class VllmEngine:
         with callers_state(device):
             from vllm import LLM
 
-            _register_loader()
             self._llm = LLM(**self._arguments(model_path, config, mm_processor_kwargs))
 
     def _arguments(self, model_path: str, config: Config, mm_processor_kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -86,6 +84,9 @@ class VllmEngine:
         }
         if config.model.override_config:
             arguments["hf_overrides"] = functools.partial(override_fields, overrides=config.model.override_config)
+        if not on_cpu and hasattr(self._facts.hf_config.get_text_config(), "num_experts"):
+            # Others swap or shuffle the experts' weights once they are loaded, and a sync would overwrite that.
+            arguments["moe_backend"] = "triton"
         if self._facts.image_token_id is not None:
             arguments["limit_mm_per_prompt"] = {"image": rollout.limit_images, "video": rollout.limit_videos}
             arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
@@ -122,6 +123,8 @@ class VllmEngine:
     def _load(self, model: Any, weights: Iterator[tuple[str, Tensor]]) -> set[str]:
         """Load into vLLM's module; returns the names of its parameters that no tensor reached."""
         expected = {name for name, _ in model.named_parameters()}
+        family = self._facts.hf_config.model_type
+        weights = ((name, published_layout(name, tensor, family)) for name, tensor in weights)
         if self._device.type != "cpu":
             return expected - set(model.load_weights(weights))
         # CPU kernels hold weights in packed form, so each layer is loaded plain and packed again.
@@ -129,6 +132,10 @@ class VllmEngine:
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         from vllm.model_executor.model_loader import reload
 
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None  # else experts stay packed as they were first loaded
         with set_current_vllm_config(self._llm.llm_engine.vllm_config):
             reload.initialize_layerwise_reload(model)
             loaded = model.load_weights(weights)
@@ -207,26 +214,6 @@ class VllmEngine:
         self._llm.llm_engine.engine_core.shutdown()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _register_loader() -> None:
-    """Teach vLLM a load format that leaves buffers as the model made them.
-
-    Its own "dummy" draws persistent buffers at random too, and no sync would set them right: vllm 0.32's Qwen-VL
-    models keep the mean and deviation that they normalize pictures with in such buffers.
-    """
-    from vllm.model_executor.model_loader import register_model_loader
-    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
-
-    class SyncedLater(BaseModelLoader):
-        def download_model(self, model_config: Any) -> None:
-            pass
-
-        def load_weights(self, model: nn.Module, model_config: Any) -> None:
-            for parameter in model.parameters():
-                parameter.data.uniform_(-1e-3, 1e-3)
-
-    register_model_loader(LOAD_FORMAT)(SyncedLater)
 
 
 def _rollout(output: "RequestOutput", prompt: Prompt, *, group: int, sample: int) -> Rollout:

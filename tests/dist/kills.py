@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.dist import life
 
 PATIENCE_S = 30  # in which a rank must notice that the other is gone
+TERMINATE_S = 10  # after which it is told, as torchrun tells it at once: one that waits to meet the other cannot notice
 
 
 def start(options: dict) -> list[int]:
@@ -36,8 +37,12 @@ def start(options: dict) -> list[int]:
 
 def wait(pids: list[int], timeout_s: float) -> list[int]:
     """Exit statuses, negative for a signal; who is not gone in time is killed, and TimeoutError raised."""
-    deadline, left, statuses = time.monotonic() + timeout_s, dict.fromkeys(pids), {}
-    while left and time.monotonic() < deadline:
+    began, told, left, statuses = time.monotonic(), False, dict.fromkeys(pids), {}
+    while left and time.monotonic() < began + timeout_s:
+        if statuses and not told and time.monotonic() > began + TERMINATE_S:
+            told = True
+            for pid in left:
+                os.kill(pid, signal.SIGTERM)
         for pid in list(left):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:

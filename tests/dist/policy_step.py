@@ -19,6 +19,7 @@ from r1.config import (
     LoraConfig,
     ModelConfig,
     OptimConfig,
+    ParallelConfig,
     RolloutConfig,
     TrainerConfig,
     UpdateConfig,
@@ -99,7 +100,7 @@ def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     seed_everything(1, deterministic=False)  # adapters start from the run's seed
-    ranks = init_ranks(Config().parallel, 1)
+    ranks = init_ranks(ParallelConfig(**plan.get("parallel", {})), 1)
     results = {}
     for name, scenario in plan["scenarios"].items():
         results[name] = run(scenario, plan["models"][scenario["family"]], plan["max_tokens"], ranks)

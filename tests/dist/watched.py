@@ -1,7 +1,7 @@
 """r1.train with a thread beside it that notes the process's memory: -m tests.dist.watched FILE and r1.train's words.
 
 A line of FILE: bytes resident in this process, bytes resident in its children (reward processes), bytes of tensors on
-the GPU; four times a second.
+the GPU; four times a second, once the run has logged its first line.
 """
 
 import os
@@ -35,6 +35,8 @@ def children() -> list[str]:
 
 
 def watch(path: str) -> None:
+    while not (Path(path).parent / "runs/demo/metrics.jsonl").exists():  # starting still
+        time.sleep(0.25)
     while True:
         on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
         with open(path, "a") as file:

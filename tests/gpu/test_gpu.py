@@ -83,7 +83,7 @@ from r1.config import *
 
 HERE = {here!r}
 config = Config(
-    model=ModelConfig(path=HERE + "/model", precision={precision!r}),
+    model=ModelConfig(path=HERE + "/model", precision={precision!r}, lora=LoraConfig(rank={rank})),
     data=DataConfig(train_files=HERE + "/train.jsonl", val_files=("held=" + HERE + "/train.jsonl@train[:8]",),
                     max_prompt_length=96, max_response_length=32, rollout_batch_size=16, min_pixels=784,
                     max_pixels=12544, num_workers=2),
@@ -99,8 +99,11 @@ config = Config(
 REWARD = "def compute_score(xs):\n    return [{'overall': sum(c in 'aeiou' for c in x['response']) / 30} for x in xs]\n"
 
 
-@pytest.mark.parametrize(("family", "precision"), [(f, "amp") for f in FAMILIES] + [("qwen2_5_vl", "bf16")])
-def test_whole_steps_with_vllm_sleep_and_wake(family, precision, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "precision", "rank"),
+    [(f, "amp", 0) for f in FAMILIES] + [("qwen2_5_vl", "bf16", 0), ("qwen2_5_vl", "amp", 8), ("qwen2", "bf16", 8)],
+)
+def test_whole_steps_with_vllm_sleep_and_wake(family, precision, rank, tmp_path):
     make_tiny(family, tmp_path / "model")
     rows = []
     for i in range(48):
@@ -111,7 +114,7 @@ def test_whole_steps_with_vllm_sleep_and_wake(family, precision, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "reward.py").write_text(REWARD)
     eager = family != "qwen2_5_vl"  # CUDA graphs once
-    (tmp_path / "config.py").write_text(CONFIG.format(here=str(tmp_path), precision=precision, eager=eager))
+    (tmp_path / "config.py").write_text(CONFIG.format(here=str(tmp_path), precision=precision, rank=rank, eager=eager))
     words = ("--config", str(tmp_path / "config.py"))
     done = run(torchrun("r1.train", *words, ranks=1), tmp_path)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
@@ -124,6 +127,6 @@ def test_whole_steps_with_vllm_sleep_and_wake(family, precision, tmp_path):
         "time/step_s",
         "mem/peak_gib",
     )
-    sys.stdout.write(f"{family} {precision}: " + ", ".join(f"{k} {steps[-1][k]:.4f}" for k in shown) + "\n")
+    sys.stdout.write(f"{family} {precision} rank {rank}: " + ", ".join(f"{k} {steps[-1][k]:.4f}" for k in shown) + "\n")
     assert all(s["mismatch/abs_mean"] < 0.03 for s in steps)
     assert all(s["policy/grad_norm"] > 0 for s in steps)
