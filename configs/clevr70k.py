@@ -7,7 +7,7 @@ Expect: no published accuracy is known to us, and none of ours is measured yet. 
 reward/format go to 1. Data, prompt and reward are those of EasyR1's qwen2_5_vl_3b_clevr baseline script.
 """
 
-from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, RewardConfig, TrainerConfig
+from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, RewardConfig, TrainerConfig
 
 config = Config(
     model=ModelConfig(path="Qwen/Qwen2.5-VL-3B-Instruct", precision="amp"),

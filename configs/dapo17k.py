@@ -15,7 +15,6 @@ from r1.config import (
     DataConfig,
     ModelConfig,
     OptimConfig,
-    ParallelConfig,
     RewardConfig,
     RolloutConfig,
     TrainerConfig,

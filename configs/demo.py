@@ -13,7 +13,6 @@ from r1.config import (
     DataConfig,
     ModelConfig,
     OptimConfig,
-    ParallelConfig,
     RewardConfig,
     RolloutConfig,
     TrainerConfig,

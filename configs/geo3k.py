@@ -10,7 +10,7 @@ clipping 0.2 / 0.3, KL loss 0.01, 15 epochs, validation at temperature 0.6 (all 
 where theirs spans two: a 7B model in bfloat16 fits one GPU.
 """
 
-from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, RewardConfig, TrainerConfig
+from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, RewardConfig, TrainerConfig
 
 config = Config(
     model=ModelConfig(path="Qwen/Qwen2.5-VL-7B-Instruct", precision="amp"),

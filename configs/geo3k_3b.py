@@ -7,7 +7,7 @@ Expect: test accuracy 0.24 before, 0.38 after (+0.14). Theirs, not ours: EasyR1'
 assets/baselines.md, v0.3.2), same model, data, batch sizes, learning rate and KL; not yet repeated with r1.
 """
 
-from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, RewardConfig, TrainerConfig
+from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, RewardConfig, TrainerConfig
 
 config = Config(
     model=ModelConfig(path="Qwen/Qwen2.5-VL-3B-Instruct", precision="amp"),

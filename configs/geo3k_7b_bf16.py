@@ -8,7 +8,7 @@ assets/baselines.md, v0.3.2), same model, data, batch sizes, learning rate and K
 Updates at learning rate 1e-6 are smaller than bfloat16's spacing, so the optimizer sums with Kahan's correction.
 """
 
-from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, RewardConfig, TrainerConfig
+from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, RewardConfig, TrainerConfig
 
 config = Config(
     model=ModelConfig(path="Qwen/Qwen2.5-VL-7B-Instruct", precision="bf16"),

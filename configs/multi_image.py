@@ -12,7 +12,6 @@ from r1.config import (
     Config,
     DataConfig,
     ModelConfig,
-    ParallelConfig,
     RewardConfig,
     RolloutConfig,
     TrainerConfig,

@@ -7,7 +7,7 @@ Expect: no published accuracy is known to us, and none of ours is measured yet. 
 responses are cut at 4,096 tokens, so watch response/clip_frac, and raise data.max_response_length if it stays high.
 """
 
-from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, ParallelConfig, RewardConfig, TrainerConfig
+from r1.config import CheckpointConfig, Config, DataConfig, ModelConfig, RewardConfig, TrainerConfig
 
 config = Config(
     model=ModelConfig(path="Qwen/Qwen3-4B", precision="amp"),

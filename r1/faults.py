@@ -1,7 +1,8 @@
 """What to do about errors whose own message does not say: out of memory, and collectives that do not end."""
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -24,9 +25,20 @@ def out_of_memory(error: RuntimeError, sizes: Mapping[str, object]) -> RuntimeEr
     return RuntimeError(
         f"out of memory in a microbatch of {held}: {first}\n"
         "  lower update.max_tokens_per_microbatch (activations), then update.logprob_chunk_tokens (logits of so many\n"
-        "  positions); keep model.gradient_checkpointing=True; lower data.max_pixels where images are many; set\n"
-        "  parallel.offload_params=True; lower rollout.gpu_memory_utilization where the engine holds memory asleep"
+        "  positions); set model.gradient_checkpointing=True; lower data.max_pixels where images are many; set\n"
+        "  parallel.offload_reference=True; lower rollout.gpu_memory_utilization where the engine holds memory asleep"
     )
+
+
+@contextlib.contextmanager
+def memory_explained(sizes: Mapping[str, object]) -> Iterator[None]:
+    """Raise out_of_memory with these sizes in place of such an error from the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise out_of_memory(error, sizes) from error
 
 
 def hint(error: BaseException) -> str:

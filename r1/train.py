@@ -81,7 +81,7 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
                 metrics |= critic.update(rollouts, minibatches)
             if step > config.algorithm.critic_warmup_steps:
                 metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
-        metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks) | sampler.take_seconds()
+        metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks) | sampler.take_metrics(batch)
         policy.end_step(step, metrics, len(rollouts))
         if val_sets and is_due(step, config.trainer.val_freq, num_steps):
             metrics |= validate(step)

@@ -72,6 +72,8 @@ def test_C10_C14_merged_model_is_what_save_pretrained_writes(family: str, tie: b
     model.save_pretrained(tmp_path / "expected")
     tensors, expected = written(tmp_path / "out"), written(tmp_path / "expected")
     assert tensors.keys() == expected.keys() == written(source).keys()
+    if family == "qwen3_vl_moe":  # save_pretrained would write its experts as no published file has them
+        expected |= {name: tensor.transpose(1, 2) for name, tensor in expected.items() if ".experts." in name}
     assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == expected.keys() and len(set(index["weight_map"].values())) > 1

@@ -40,6 +40,7 @@ from r1.checkpoint_files import (  # noqa: E402
     read_marker,
 )
 from r1.config import CheckpointConfig  # noqa: E402
+from r1.policy.expert_weights import published_layout  # noqa: E402
 from tools.merge_files import DTYPES, Shards, checked, plan_files, verify, write_files  # noqa: E402
 from tools.merge_lora import Merged, base_of, lora_of, put_adapters, write_adapter  # noqa: E402
 
@@ -98,22 +99,31 @@ def saved_tensors(shards: Shards, model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: there[name] for name in expected if name in there}
 
 
+def published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """{saved name: tensor} of in-memory tensors: what save_pretrained writes, in the layout of published files.
+
+    Of Qwen3-VL's experts the two differ: vLLM 0.32 reads the published one only, transformers both.
+    """
+    saved = revert_weight_conversion(model, tensors)
+    return {name: published_layout(name, tensor, model.config.model_type) for name, tensor in saved.items()}
+
+
 def conversion_groups(model: PreTrainedModel, tensors: dict[str, Tensor]) -> list[tuple[list[str], dict[str, Tensor]]]:
-    """What to convert together: (in-memory names, {name that save_pretrained would write: meta tensor}).
+    """What to convert together: (in-memory names, {saved name: meta tensor}).
 
     Nearly every tensor becomes one or more saved tensors by itself, so it can be read, converted and written alone;
     those that the file format joins with others form one last group.
     """
-    whole = {name: tensor.shape for name, tensor in revert_weight_conversion(model, dict(tensors)).items()}
+    whole = {name: tensor.shape for name, tensor in published(model, dict(tensors)).items()}
     groups, together = [], []
     for name, tensor in tensors.items():
-        alone = revert_weight_conversion(model, {name: tensor})
+        alone = published(model, {name: tensor})
         if all(whole.get(saved) == part.shape for saved, part in alone.items()):
             groups.append(([name], alone))
         else:
             together.append(name)
     if together:
-        groups.append((together, revert_weight_conversion(model, {name: tensors[name] for name in together})))
+        groups.append((together, published(model, {name: tensors[name] for name in together})))
     names = [saved for _, parts in groups for saved in parts]
     assert sorted(names) == sorted(whole), f"conversion in parts gives other names: {set(names) ^ set(whole)}"
     return groups
@@ -131,7 +141,7 @@ def read_converted(
     """
     for names, _ in groups:
         values = {name: read(name) for name in names}
-        for name, tensor in revert_weight_conversion(model, values).items():
+        for name, tensor in published(model, values).items():
             yield name, checked(name, tensor, dtype).contiguous()
 
 

@@ -3,10 +3,16 @@
 Every rank holds every rollout's lengths, so every rank computes the whole plan and takes its own part of it.
 """
 
+import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from r1.types import Rollout
+
+BALANCE = 1.03
+"""The heaviest rank may have this times the mean."""
+PARTNERS = 4
+"""Light ranks that the heaviest one looks at for a trade."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,27 +47,83 @@ def split_to(pieces: Sequence[Piece], limit: float) -> list[Piece]:
 
 
 def assign(pieces: Sequence[Piece], homes: Sequence[int], num_ranks: int) -> list[list[Piece]]:
-    """Pieces of each rank, with the heaviest rank within 3% of the mean where the sizes allow.
+    """Pieces of each rank, with the heaviest rank within BALANCE of the mean where the sizes allow.
 
     A piece starts on its home, the rank that sampled it and holds its prompt's pictures, and moves only to even out
-    the load: from the heaviest rank to the lightest, each time the piece that levels the two best.
+    the load: the heaviest rank gives one to a light rank, or changes one for a smaller, each time what levels the two
+    best. Where no whole piece does, one response of a piece moves, and its prompt is computed twice.
     """
-    ranks: list[list[Piece]] = [[] for _ in range(num_ranks)]
+    ranks = [_Load() for _ in range(num_ranks)]
     for piece, home in zip(pieces, homes, strict=True):
-        ranks[home].append(piece)
-    loads = [sum(p.tokens for p in rank) for rank in ranks]
-    target = 1.03 * sum(loads) / num_ranks
-    while max(loads) > target:
-        heavy, light = loads.index(max(loads)), loads.index(min(loads))
-        gap = loads[heavy] - loads[light]
-        movable = [i for i, p in enumerate(ranks[heavy]) if p.tokens < gap]  # others would not lower the maximum
-        if not movable:
+        ranks[home].add(piece.tokens, piece)
+    while True:
+        heavy = max(ranks, key=lambda r: r.tokens)
+        if heavy.tokens <= BALANCE * sum(r.tokens for r in ranks) / num_ranks:
             break
-        piece = ranks[heavy].pop(min(movable, key=lambda i: (abs(gap - 2 * ranks[heavy][i].tokens), i)))
-        ranks[light].append(piece)
-        loads[heavy] -= piece.tokens
-        loads[light] += piece.tokens
-    return ranks
+        lights = heapq.nsmallest(PARTNERS, ranks, key=lambda r: r.tokens)
+        if not (_trade(heavy, lights) or _split(heavy, lights)):
+            break
+    return [[piece for _, piece in rank.pieces] for rank in ranks]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Load:
+    """What a rank has, with its tokens beside each piece: they are looked at many times."""
+
+    tokens: int = 0
+    pieces: list[tuple[int, Piece]] = field(default_factory=list)
+
+    def add(self, tokens: int, piece: Piece) -> None:
+        self.pieces.append((tokens, piece))
+        self.tokens += tokens
+
+    def take(self, place: int) -> tuple[int, Piece]:
+        tokens, piece = self.pieces.pop(place)
+        self.tokens -= tokens
+        return tokens, piece
+
+
+def _trade(heavy: _Load, lights: Sequence[_Load]) -> bool:
+    """Have heavy give a piece to one of lights, for a smaller one or none; False where that levels too little."""
+    best: tuple[float, _Load, int, int | None] | None = None
+    for light in lights:
+        gap = heavy.tokens - light.tokens
+        returns = [(0, None), *((tokens, j) for j, (tokens, _) in enumerate(light.pieces))]
+        for i, (given, _) in enumerate(heavy.pieces):
+            for back, j in returns:
+                moved = given - back
+                fuller = heavy.tokens - min(moved, gap - moved)  # of the two, afterwards
+                if 10 * min(moved, gap - moved) > gap and (best is None or fuller < best[0]):
+                    best = fuller, light, i, j
+    if best is None:
+        return False
+    _, light, i, j = best
+    given = heavy.take(i)
+    if j is not None:
+        heavy.add(*light.take(j))
+    light.add(*given)
+    return True
+
+
+def _split(heavy: _Load, lights: Sequence[_Load]) -> bool:
+    """Move one response of heavy's pieces to one of lights, behind a prompt of its own; False where that is no use."""
+    best: tuple[int, _Load, int, int] | None = None
+    for light in lights:
+        for i, (_, piece) in enumerate(heavy.pieces):
+            for k, rollout in enumerate(piece.rollouts if len(piece.rollouts) > 1 else ()):
+                tokens = len(rollout.response_ids) - 1
+                fuller = max(heavy.tokens - tokens, light.tokens + len(rollout.prompt_ids) + tokens)
+                if fuller < heavy.tokens and (best is None or fuller < best[0]):
+                    best = fuller, light, i, k
+    if best is None:
+        return False
+    _, light, i, k = best
+    _, piece = heavy.take(i)
+    rest = Piece(rollouts=piece.rollouts[:k] + piece.rollouts[k + 1 :])
+    moved = Piece(rollouts=[piece.rollouts[k]])
+    heavy.add(rest.tokens, rest)
+    light.add(moved.tokens, moved)
+    return True
 
 
 def first_fit(pieces: Sequence[Piece], max_tokens: int) -> list[list[Piece]]:

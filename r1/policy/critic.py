@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from r1.algorithms.advantage import gae_returns
 from r1.algorithms.scores import scores_of
 from r1.config import Config
+from r1.faults import memory_explained
 from r1.parallel import Ranks, gather_objects
 from r1.policy.model import load_model
 from r1.policy.offload import HostMemory, fetch_optimizer, free_cache, reshard, store_model, store_optimizer
@@ -63,7 +64,8 @@ class Critic:
         self.wake()
         mine = {}
         for microbatch in (m for minibatch in minibatches for m in minibatch):
-            values = self.model(*microbatch.model_inputs(self.ranks.device)).cpu()
+            with memory_explained(microbatch.sizes()):
+                values = self.model(*microbatch.model_inputs(self.ranks.device)).cpu()
             microbatch.values = values
             mine |= microbatch.by_rollout(values)
         reshard(self.model)
@@ -90,11 +92,12 @@ class Critic:
                 microbatch.take_advantages()
                 assert microbatch.values is not None and microbatch.returns is not None, "values or returns not set"
                 assert microbatch.weights is not None, "weights not set"
-                values = self.model(*microbatch.model_inputs(device))
-                old, returns = microbatch.values.to(device), microbatch.returns.to(device)
-                weights = microbatch.weights.to(device)
-                loss = value_loss(values, old, returns, weights, self.config.algorithm.critic_clip)
-                (loss * self.ranks.world_size).backward()
+                with memory_explained(microbatch.sizes()):
+                    values = self.model(*microbatch.model_inputs(device))
+                    old, returns = microbatch.values.to(device), microbatch.returns.to(device)
+                    weights = microbatch.weights.to(device)
+                    loss = value_loss(values, old, returns, weights, self.config.algorithm.critic_clip)
+                    (loss * self.ranks.world_size).backward()
                 totals["critic/loss"] = totals.get("critic/loss", 0.0) + loss.detach()
             norms.append(optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)[0])
         self.scheduler.step()

@@ -41,6 +41,11 @@ class Microbatch:
         """[R] int64, which of the rollouts each token belongs to."""
         return torch.arange(len(self.rollouts)).repeat_interleave(self.lengths())
 
+    def sizes(self) -> dict[str, int]:
+        """What its memory grows with, for messages."""
+        patches = 0 if self.pixel_values is None else len(self.pixel_values)
+        return {"tokens": self.input_ids.numel(), "responses": len(self.rollouts), "patches": patches}
+
     def take_advantages(self) -> None:
         """Copy advantages, returns and weights from the rollouts, whose own they have become."""
         weights = [0.0 if m else r.weight for r, m in zip(self.rollouts, self.masked, strict=True)]

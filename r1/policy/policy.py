@@ -16,7 +16,7 @@ from r1.algorithms.kl import KL_PENALTIES
 from r1.algorithms.loss import LOSSES, Tokens, kl_to_reference, microbatch_loss
 from r1.algorithms.named import function_of
 from r1.config import Config
-from r1.faults import is_out_of_memory, out_of_memory
+from r1.faults import memory_explained
 from r1.parallel import Ranks, gather_objects
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import plan_minibatch
@@ -115,14 +115,16 @@ class Policy:
                 microbatch.old_logprobs = microbatch.rollout_logprobs
         if algorithm.old_logprobs == "recompute":
             for microbatch in (m for minibatch in minibatches[first:] for m in minibatch):
-                microbatch.old_logprobs = self._score(self.model, microbatch).logprobs
+                with memory_explained(microbatch.sizes()):
+                    microbatch.old_logprobs = self._score(self.model, microbatch).logprobs
         reshard(self.model)
         if self.reference is None or algorithm.kl_penalty == "full":
             return
         self.offload.fetch_reference()
         with adapters_off(self.reference):
             for microbatch in (m for minibatch in minibatches for m in minibatch):
-                microbatch.ref_logprobs = self._score(self.reference, microbatch).logprobs
+                with memory_explained(microbatch.sizes()):
+                    microbatch.ref_logprobs = self._score(self.reference, microbatch).logprobs
         self.offload.store_reference()
 
     def set_kl_penalties(
@@ -167,7 +169,10 @@ class Policy:
         with tqdm(total=sum(len(m) for m, _ in steps), desc="update", leave=False, disable=quiet) as bar:
             for minibatch, valid_tokens in steps:
                 for microbatch in minibatch:
-                    for name, value in self._backward_or_explain(microbatch, valid_tokens).items():
+                    self.recompute.begin_microbatch(microbatch.input_ids.numel())
+                    with memory_explained(microbatch.sizes()):
+                        sums = self._backward(microbatch, valid_tokens)
+                    for name, value in sums.items():
                         totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     bar.update()
                 self.offload.await_optimizer()
@@ -195,18 +200,6 @@ class Policy:
         self.offload.store_optimizer()
         free_cache(self.ranks.device)  # the engine wakes next
         return metrics
-
-    def _backward_or_explain(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
-        """_backward, whose out-of-memory errors say what the microbatch held and what to lower."""
-        self.recompute.begin_microbatch(microbatch.input_ids.numel())
-        try:
-            return self._backward(microbatch, global_valid_tokens)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            pixels = microbatch.pixel_values
-            held = {"tokens": microbatch.input_ids.numel(), "responses": len(microbatch.rollouts)}
-            raise out_of_memory(error, held | {"patches": 0 if pixels is None else len(pixels)}) from error
 
     def _backward(self, microbatch: Microbatch, global_valid_tokens: int) -> dict[str, Tensor]:
         """Add this microbatch's gradient; returns its detached metrics, to be summed over microbatches and ranks."""

@@ -33,6 +33,7 @@ class Batch:
     local: list[Rollout]  # those sampled here, with their text
     pending: list[PendingRewards]  # grading under way, of local and then of the greedy responses; [] when it is done
     greedy: list[Rollout] = field(default_factory=list)  # ReMax: one for each prompt sampled here
+    drawn: int = 0  # groups sampled for this batch; more than it holds with dynamic sampling
     failures: list[str] = field(default_factory=list)  # one line for each response that could not be graded
 
 
@@ -113,10 +114,11 @@ class Sampler:
         yield
         self._seconds[call] = self._seconds.get(call, 0.0) + time.perf_counter() - began
 
-    def take_seconds(self) -> dict[str, float]:
-        """engine/{wake,generate,sleep}_s since the last time: shares of time/weight_sync_s and time/rollout_s."""
+    def take_metrics(self, batch: Batch) -> dict[str, float]:
+        """rollout/groups_drawn, and engine/{wake,generate,sleep}_s since the last time, which are shares of
+        time/weight_sync_s and time/rollout_s."""
         seconds, self._seconds = self._seconds, {}
-        return {f"engine/{call}_s": value for call, value in seconds.items()}
+        return {"rollout/groups_drawn": float(batch.drawn)} | {f"engine/{k}_s": value for k, value in seconds.items()}
 
     def sample(self, loader: Loader) -> Batch:
         """Sample the next batch and put the engine to sleep; its grading goes on.
@@ -130,6 +132,7 @@ class Sampler:
         algorithm = self.config.algorithm
         if algorithm.filter_by == "off":
             batch = self._draw(loader)
+            batch.drawn = len(batch.rows)
         else:
             need, kept, seen = self.config.data.rollout_batch_size, [], 0
             for _ in range(algorithm.filter_max_tries):
@@ -141,7 +144,7 @@ class Sampler:
                 )
                 if sum(len(b.rows) for b in kept) >= need:
                     break
-            batch = _join(kept, need)
+            batch = replace(_join(kept, need), drawn=seen)
             if len(batch.rows) < need:
                 raise ValueError(
                     f"dynamic sampling kept {len(batch.rows)} of {seen} groups in algorithm.filter_max_tries="

@@ -1,5 +1,6 @@
 """Run under torchrun by test_dist_policy: two updates of tiny policies on fixed rollouts, saved by rank 0."""
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -26,6 +27,7 @@ from r1.config import (
 )
 from r1.parallel import Ranks, init_ranks, seed_everything
 from r1.policy.critic import Critic
+from r1.policy.packing import Microbatch
 from r1.policy.policy import Policy
 from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout
@@ -66,6 +68,15 @@ def fixed_step(policy: Policy, scenario: dict[str, Any]) -> tuple[dict[int, Prom
     return prompts, rollouts, [r.group % dist.get_world_size() for r in rollouts]
 
 
+def cut_pictures(microbatch: Microbatch, policy: Policy) -> int:
+    """Cuts between the slices of a sequence group that have a picture on both sides."""
+    if policy.vision is None:
+        return 0
+    slices = microbatch.input_ids[0].chunk(policy.ranks.sequence_parallel_size)
+    is_picture = policy.vision.image_token_id
+    return sum(int(a[-1] == is_picture and b[0] == is_picture) for a, b in itertools.pairwise(slices))
+
+
 def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> dict[str, Any]:
     config = make_config(model, max_tokens, scenario.get("algorithm", {}), scenario.get("lora"))
     config = replace(config, update=replace(config.update, **scenario.get("update", {})))
@@ -87,6 +98,7 @@ def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> 
         metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
         policy.end_step(step + 1, metrics, len(rollouts))
         metrics["microbatches"] = float(sum(len(m) for m in minibatches))
+        metrics["cut_pictures"] = float(sum(cut_pictures(m, policy) for minibatch in minibatches for m in minibatch))
         history.append(metrics)
     named = [
         *policy.model.named_parameters(),
