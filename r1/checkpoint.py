@@ -90,6 +90,7 @@ class Checkpoints:
         self._copy = HostMemory()  # of the state being written
         self._failure: OSError | None = None
         self.write_s = 0.0  # seconds from the last save's begin until it was written
+        self._waited: dict[str, float] = {}
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint of the run, if it has one."""
@@ -114,6 +115,7 @@ class Checkpoints:
             reference: only one that moves during the run; the others come from model.path.
             metrics: of this step, as logged; checkpoint.best_metric is one of them.
         """
+        began = time.monotonic()
         self._wait()
         if self.rank == 0 and (not self._hf or isinstance(self._hf, OSError)):
             # In this thread and once: tokenizers cannot be used by two threads.
@@ -138,7 +140,13 @@ class Checkpoints:
             self._writing = self._thread.submit(self._write, snapshot)
         else:
             self._write(snapshot)
+        self._waited = {"time/save_s": time.monotonic() - began}
         return snapshot.folder
+
+    def take_metrics(self) -> dict[str, float]:
+        """time/save_s, the seconds that training waited for a save, if there was one since the last call."""
+        waited, self._waited = self._waited, {}
+        return waited
 
     def _write(self, snapshot: Snapshot) -> None:
         self._failure, began = None, time.monotonic()

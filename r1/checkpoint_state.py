@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from r1.policy.lora_weights import is_adapter
-from r1.policy.offload import HostMemory, await_copies
+from r1.policy.offload import CPU, HostMemory, await_copies
 from r1.policy.optim import set_rates
 
 _log = logging.getLogger(__name__)
@@ -114,12 +114,19 @@ def empty_optimizer_values(model: nn.Module, optimizer: Optimizer, there: dict[s
         elif entry.size == parameter.shape:
             values[full_name] = torch.zeros_like(parameter.detach(), dtype=entry.properties.dtype)
         else:
-            # A step count. torch's fused and capturable optimizers want it beside the parameter, the others on CPU.
-            group = trained[id(parameter)]
-            beside = group.get("fused") or group.get("capturable")
-            device = parameter.device if beside else torch.device("cpu")
+            device = counter_device(trained[id(parameter)], parameter)
             values[full_name] = torch.zeros(entry.size, dtype=entry.properties.dtype, device=device)
     return values
+
+
+def counter_device(group: Mapping[str, Any], parameter: Tensor) -> torch.device:
+    """Where step counts are: torch's fused and capturable optimizers want them beside the parameter, the others on CPU.
+
+    A parameter that waits in host memory, as a critic's do while a checkpoint is loaded, is on the GPU at every step.
+    """
+    if not (group.get("fused") or group.get("capturable")):
+        return CPU
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else parameter.device
 
 
 def set_optimizer_values(model: nn.Module, optimizer: Optimizer, values: dict[str, Any]) -> None:

@@ -68,6 +68,10 @@ class Config:
             f"update.global_batch_size={minibatch}; set it to {math.gcd(prompts, minibatch)} or {prompts}, "
             f"or rollout_batch_size to {_multiples_near(prompts, minibatch)}",
         )
+        require(
+            not self.trainer.val_only or bool(self.data.val_files),
+            "trainer.val_only=True validates and ends, and data.val_files names no set; name one",
+        )
         need = self.data.max_prompt_length + self.data.max_response_length
         require(
             self.rollout.max_model_len is None or self.rollout.max_model_len >= need,
@@ -79,8 +83,8 @@ class Config:
         require(
             self.update.max_tokens_per_microbatch >= least,
             f"update.max_tokens_per_microbatch={self.update.max_tokens_per_microbatch} cannot hold one prompt and "
-            f"response of data.max_prompt_length + data.max_response_length = {need} tokens on "
-            f"parallel.sequence_parallel_size={sharing} ranks; raise it to {least}, or share it among more ranks",
+            f"response of data.max_prompt_length + data.max_response_length = {need} tokens; raise it to {least}, or "
+            f"share them among more ranks than parallel.sequence_parallel_size={sharing}",
         )
         require(
             self.rollout.n >= 2 or self.algorithm.advantage in ("remax", "reinforce_plus_plus", "gae"),
@@ -158,6 +162,15 @@ class Config:
             f"rollout.tensor_parallel_size={tp} does not divide {local_world_size} ranks a node "
             f"({world_size} in all); use one of {fits}",
         )
+        sharing = self.parallel.sequence_parallel_size
+        parts = [d for d in range(1, world_size + 1) if world_size % d == 0]
+        fits = [d for d in parts if local_world_size % d == 0 or d % local_world_size == 0]
+        require(
+            sharing in fits,
+            f"parallel.sequence_parallel_size={sharing} does not divide {local_world_size} ranks a node "
+            f"({world_size} in all), nor is it whole nodes; use one of {fits}",
+        )
+        learners = world_size // sharing
         for name, size in (
             ("data.rollout_batch_size", self.data.rollout_batch_size),
             ("update.global_batch_size", self.update.global_batch_size),
@@ -170,15 +183,15 @@ class Config:
             )
             responses = size * self.rollout.n
             require(
-                responses >= world_size,
-                f"{name}={size} x rollout.n={self.rollout.n} = {responses} responses are fewer than {world_size} ranks;"
-                f" use at least {math.ceil(world_size / self.rollout.n)}",
+                responses >= learners,
+                f"{name}={size} x rollout.n={self.rollout.n} = {responses} responses are fewer than {learners} "
+                f"{'ranks' if sharing == 1 else f'groups of {sharing} ranks'}; "
+                f"use at least {math.ceil(learners / self.rollout.n)}",
             )
         fsdp = self.parallel.fsdp_size
         require(
             fsdp == -1 or (fsdp >= 1 and world_size % fsdp == 0),
-            f"parallel.fsdp_size={fsdp} does not divide {world_size} ranks; "
-            f"use -1 or one of {[d for d in range(1, world_size + 1) if world_size % d == 0]}",
+            f"parallel.fsdp_size={fsdp} does not divide {world_size} ranks; use -1 or one of {parts}",
         )
 
 

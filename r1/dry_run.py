@@ -15,6 +15,9 @@ from r1.policy.lora import check_adapter
 from r1.policy.model import load_model_config
 from r1.rewards.runner import check_reward_function
 
+RANKS_SHOWN = 16
+"""Ranks whose place is printed."""
+
 
 def dry_run(config: Config, world_size: int, local_world_size: int) -> str:
     """What the run would be, as text.
@@ -87,8 +90,24 @@ def _layout(config: Config, world_size: int, local_world_size: int) -> Iterator[
         f"engines    {world_size // tp} x {config.rollout.engine}, tensor parallel {tp}, {config.engine_dtype}, "
         f"context {config.max_model_len}"
     )
+    yield from _ranks(config, world_size, local_world_size)
     reference = "none (kl_coef 0)" if config.algorithm.kl_coef == 0 else f"yes, kl_coef {config.algorithm.kl_coef}"
     yield f"reference  {reference}"
+
+
+def _ranks(config: Config, world_size: int, local_world_size: int) -> Iterator[str]:
+    """What each rank holds and works on; of many ranks, the first ones and the last."""
+    tp, sharing = config.rollout.tensor_parallel_size, config.parallel.sequence_parallel_size
+    shard = world_size if config.parallel.fsdp_size == -1 else config.parallel.fsdp_size
+    shown = range(world_size) if world_size <= RANKS_SHOWN else [*range(RANKS_SHOWN - 1), world_size - 1]
+    for rank in shown:
+        if rank > shown[0] and rank - 1 not in shown:
+            yield "           …"
+        words = [f"node {rank // local_world_size}", f"weights {rank % shard + 1}/{shard} of replica {rank // shard}"]
+        words += [f"engine {rank // tp}" + (f", its part {rank % tp + 1}/{tp}" if tp > 1 else "")]
+        tokens = f", their tokens' part {rank % sharing + 1}/{sharing}" if sharing > 1 else ""
+        words += [f"microbatches {rank // sharing}{tokens}"]
+        yield f"rank {rank:<5} {', '.join(words)}"
 
 
 def _batches(config: Config, world_size: int) -> Iterator[str]:

@@ -5,7 +5,7 @@ import os
 import random
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -71,6 +71,12 @@ class Ranks:
         low, high = (num_prompts * i // self.num_engines for i in (self.engine, self.engine + 1))
         return slice(low, high)
 
+    def learner_share(self, num_prompts: int) -> slice:
+        """What the engines of this rank and of those that share its microbatches sample: it packs these, mostly."""
+        size, tp = self.sequence_parallel_size, self.tensor_parallel_size
+        first, end = self.learner * size // tp, -(-(self.learner + 1) * size // tp)
+        return slice(num_prompts * first // self.num_engines, num_prompts * end // self.num_engines)
+
 
 def world_from_env() -> tuple[int, int]:
     """(world size, ranks a node) that torchrun or srun set; (1, 1) outside of them.
@@ -84,9 +90,10 @@ def world_from_env() -> tuple[int, int]:
 
 def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
     """Join the process group (gloo for CPU tensors, NCCL for CUDA tensors) and lay out the mesh."""
-    if "RANK" not in os.environ:  # plain `python -m r1.train`: a launch of one; vLLM reads these too
-        alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    alone = "RANK" not in os.environ  # plain `python -m r1.train`: a launch of one
+    if alone:  # vLLM reads these too
+        of_one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        os.environ.update(of_one, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
@@ -95,7 +102,7 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
     timeout = datetime.timedelta(seconds=config.timeout_s)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=_join_store(timeout),
+        store=_store_of_one() if alone else _join_store(timeout),
         rank=rank,
         world_size=world_size,
         timeout=timeout,
@@ -108,9 +115,9 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
         mesh = init_device_mesh(device.type, (world_size // shard, shard), mesh_dim_names=("replicate", "shard"))
     sequence = None
     if config.sequence_parallel_size > 1:
-        process_group, _ = dist.new_subgroups(config.sequence_parallel_size, timeout=timeout)
-        place = rank % config.sequence_parallel_size
-        sequence = SequenceGroup(size=config.sequence_parallel_size, rank=place, process_group=process_group)
+        groups = dist.new_subgroups(config.sequence_parallel_size, timeout=timeout)
+        own = cast(dist.ProcessGroup, groups[0])
+        sequence = SequenceGroup(size=dist.get_world_size(own), rank=dist.get_rank(own), process_group=own)
     return Ranks(
         rank=rank,
         world_size=world_size,
@@ -121,6 +128,11 @@ def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
         mesh=mesh,
         sequence=sequence,
     )
+
+
+def _store_of_one() -> Store:
+    """In this process: it takes no port, which another program could have taken since it was found free."""
+    return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _join_store(timeout: datetime.timedelta) -> Store:

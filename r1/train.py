@@ -49,7 +49,7 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
     critic = Critic(config, ranks, policy.backend, num_steps) if config.algorithm.advantage == "gae" else None
     sampler = Sampler(config, ranks, policy, tokenizer, rewards, loader.renderer.mm_processor_kwargs)
     checkpoints = Checkpoints(config, tokenizer=tokenizer, processor=processor)
-    start, reason, waited = resume(checkpoints, policy, sampler, critic), None, {}
+    start, reason = resume(checkpoints, policy, sampler, critic), None
     log = RankZeroLog(config, ranks, num_steps, start)
 
     def validate(step: int) -> dict[str, float]:
@@ -85,14 +85,13 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
         policy.end_step(step, metrics, len(rollouts))
         if val_sets and is_due(step, config.trainer.val_freq, num_steps):
             metrics |= validate(step)
-        # Before the save, whose wait is logged a step later: a kill between them leaves a line too many, which resuming
-        # sets aside, and not one too few.
-        log.metrics(step, metrics | waited)
+        # Before the save: a kill between them leaves a line too many, which resuming sets aside, and not one too few.
+        log.metrics(step, metrics | checkpoints.take_metrics())
         log.samples(step, "train", sampler.samples(batch, prompts))
         log.failures(step, batch.failures)
-        reason, waited = stopper.requested(checkpoints.write_s) if step < num_steps else None, {}
+        reason = stopper.requested(checkpoints.write_s) if step < num_steps else None
         if reason or is_due(step, config.checkpoint.save_freq, num_steps):
-            waited = {"time/save_s": save(checkpoints, policy, sampler, critic, step, metrics)}
+            save(checkpoints, policy, sampler, critic, step, metrics)
         if reason:
             break
     log.end(checkpoints.finish(), reason)
@@ -115,6 +114,7 @@ def resume(checkpoints: Checkpoints, policy: Policy, sampler: Sampler, critic: C
     state = checkpoints.resume(policy, critic=critic, reference=moving_reference(policy))
     if state is None:
         return 0
+    policy.offload.after_load()
     policy.version, sampler.draws = state.policy_version, state.draws
     policy.kl_coef = policy.kl_coef if state.kl_coef is None else state.kl_coef
     return state.step
@@ -132,12 +132,10 @@ def save(
     critic: Critic | None,
     step: int,
     metrics: dict[str, float],
-) -> float:
-    """Returns the seconds that training waited for it."""
-    began = time.monotonic()
+) -> None:
+    """Save what the run needs to go on after this step."""
     state = TrainerState(step=step, policy_version=policy.version, draws=sampler.draws, kl_coef=policy.kl_coef)
     checkpoints.save(state, policy, critic=critic, reference=moving_reference(policy), metrics=metrics)
-    return time.monotonic() - began
 
 
 class RankZeroLog:

@@ -93,6 +93,8 @@ def test_resumed_run_equals_the_unbroken_one_bit_for_bit(tiny: Path, tmp_path: P
     path = checkpoints.save(state, straight)
     straight.train(2)  # while the copy is written
     checkpoints.finish()
+    assert checkpoints.take_metrics().keys() == {"time/save_s"}
+    assert checkpoints.take_metrics() == {}  # no save since then
     draws = random.random(), np.random.rand(), torch.rand(())
 
     resumed = Trainee(tiny)

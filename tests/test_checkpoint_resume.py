@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from r1.checkpoint import TrainerState
+from r1.checkpoint_state import counter_device
 from tests.test_checkpoint import Trainee, make_checkpoints, make_config
 from tests.test_data_loader import make_loader, text_rows
 from tests.tiny import make_tiny
@@ -43,3 +45,11 @@ def test_C01_after_an_epochs_end_come_exactly_the_rows_of_the_next(tiny, tmp_pat
     for epoch in (rows[:16], rows[16:]):
         assert len(epoch) == 16 and sorted(row for step in epoch for row in step) == list(range(64))
     assert rows[:16] != rows[16:]
+
+
+def test_step_counts_of_a_fused_optimizer_load_onto_the_gpu_while_its_weights_are_in_host_memory(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    waiting = torch.zeros(2)  # a critic's, which is on the GPU only while it works
+    assert counter_device({"fused": True}, waiting) == torch.device("cuda", 3)
+    assert counter_device({"fused": False}, waiting) == torch.device("cpu")

@@ -1,5 +1,6 @@
 """Config files and overrides: every mistake ends before a model loads, with what would fit."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -109,12 +110,42 @@ def test_rules_of_one_section(make, message):
         ),
         (Config(rollout=RolloutConfig(tensor_parallel_size=3)), 8, r"does not divide 8 ranks a node .* \[1, 2, 4, 8\]"),
         (Config(parallel=ParallelConfig(fsdp_size=3)), 8, r"one of \[1, 2, 4, 8\]"),
-        (Config(update=UpdateConfig(global_batch_size=1)), 8, "= 5 responses are fewer than 8 ranks; use at least 2"),
+        (
+            Config(update=UpdateConfig(global_batch_size=1)),
+            8,
+            "= 5 responses are fewer than 8 ranks; use at least 2",
+        ),
+        (Config(parallel=ParallelConfig(sequence_parallel_size=3)), 8, r"does not divide 8 ranks .* \[1, 2, 4, 8\]"),
     ],
 )
 def test_X03_world_size_rules_say_what_would_fit(config, world, message):
     with pytest.raises(ValueError, match=message):
         config.check_world_size(world, world)
+
+
+def test_sequence_parallel_ranks_share_a_microbatch():
+    long = DataConfig(max_prompt_length=2000, max_response_length=32_000)
+    with pytest.raises(ValueError, match="34000 tokens; raise it to 34000, or share them among more ranks"):
+        Config(data=long)
+    shared = Config(data=long, parallel=ParallelConfig(sequence_parallel_size=2), update=UpdateConfig(
+        global_batch_size=1, max_tokens_per_microbatch=17_000))  # fmt: skip
+    shared.check_world_size(8, 8)  # 4 groups for 5 responses
+    with pytest.raises(ValueError, match=r"does not divide 2 ranks a node .* nor is it whole nodes; use one of \[1, 2"):
+        dataclasses.replace(shared, parallel=ParallelConfig(sequence_parallel_size=3)).check_world_size(6, 2)
+
+
+def test_dry_run_says_where_each_rank_stands():
+    config = Config(
+        rollout=RolloutConfig(tensor_parallel_size=4), parallel=ParallelConfig(fsdp_size=8, sequence_parallel_size=2)
+    )
+    lines = dry_run(config, 16, 8).splitlines()
+    assert sum(line.startswith("rank ") for line in lines) == 16
+    assert (
+        "rank 11    node 1, weights 4/8 of replica 1, engine 2, its part 4/4, microbatches 5, their tokens' part 2/2"
+        in lines
+    )
+    many = [line for line in dry_run(config, 64, 8).splitlines() if line.startswith(("rank ", "           …"))]
+    assert len(many) == 17 and many[-1].startswith("rank 63    node 7, weights 8/8 of replica 7, engine 15")
 
 
 def test_F04_updates_and_steps_are_counted_in_prompts():

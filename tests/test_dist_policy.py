@@ -30,6 +30,12 @@ SPLIT: dict[str, dict[str, Any]] = {
     "bypass": {"family": "qwen2", "algorithm": {"old_logprobs": "rollout"}},
     "sequence_truncate": {"family": "qwen2", "algorithm": {"correction": "sequence_truncate"}},
     "two_passes": {"family": "qwen2", "update": {"ppo_epochs": 2}, "algorithm": {"clip_low": 0.01, "clip_high": 0.01}},
+    # Where some steps have no update, every old logprob is made before it.
+    "scored_before": {
+        "family": "qwen2",
+        "update": {"ppo_epochs": 2},
+        "algorithm": {"clip_low": 0.01, "clip_high": 0.01, "critic_warmup_steps": 1},
+    },
     "on_policy": {"family": "qwen2", "update": {"global_batch_size": 4}, "algorithm": {"critic_warmup_steps": 1}},
     "masked": {"family": "qwen2", "algorithm": {"mask_truncated": True, "drop_tied_groups": True}},
 }
@@ -69,7 +75,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_split_leaves_the_steps_unchanged(name, split, runs):
     a, b = runs["one"][name], runs[split][name]
-    assert a["metrics"][0]["microbatches"] == 2 < b["metrics"][0]["microbatches"] or split == "two"
+    few = 1 if name == "on_policy" else 2  # one for each minibatch
+    assert a["metrics"][0]["microbatches"] == few < b["metrics"][0]["microbatches"] or split == "two"
     for one, two in zip(a["metrics"], b["metrics"], strict=True):
         for key in one.keys() - {"microbatches", "cut_pictures"}:
             assert one[key] == pytest.approx(two[key], rel=1e-5, abs=1e-6), key
@@ -97,6 +104,13 @@ def test_A20_a_second_pass_takes_the_same_rollouts(split, runs):
     assert twice["metrics"][0]["microbatches"] == once["metrics"][0]["microbatches"]
     # Ratios are to the logprobs before the first pass, from which the second has moved.
     assert abs(twice["metrics"][0]["policy/kl_to_old"]) > abs(once["metrics"][0]["policy/kl_to_old"])
+
+
+@pytest.mark.parametrize("split", ["one", "many", "two"])
+def test_old_logprobs_that_the_first_update_makes_are_those_made_before_it(split, runs):
+    deferred, before = runs[split]["two_passes"], runs[split]["scored_before"]
+    assert deferred["metrics"] == [pytest.approx(metrics, rel=1e-5, abs=1e-7) for metrics in before["metrics"]]
+    torch.testing.assert_close(deferred["weights"], before["weights"], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("split", ["one", "many", "two"])

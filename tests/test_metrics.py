@@ -173,6 +173,12 @@ def test_text_flops_by_hand(tie: bool) -> None:
     assert update_flops(model, [batch, batch]) == 2 * update_flops(model, [batch])
 
 
+def test_flops_of_experts_count_those_that_a_token_is_sent_to() -> None:
+    # 2 layers, hidden 128: q, k, v, o and their norms, a router over 6 experts, and 2 of them of width 96.
+    layer = 2 * 128 * 128 + 2 * 64 * 128 + 2 * 64 + 6 * 128 + 2 * 3 * 128 * 96 + 2 * 128
+    assert ModelSize.of(meta_model("qwen3_moe", tie=False)).text == pytest.approx(6 * (2 * layer + 128))
+
+
 def test_picture_flops_count_the_tower_and_its_windows() -> None:
     model = meta_model("qwen2_5_vl", tie=False)
     size = ModelSize.of(model)

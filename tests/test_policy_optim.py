@@ -169,6 +169,15 @@ def test_muon_orthogonalizes_matrices_and_leaves_the_rest_to_adamw() -> None:
         make_optimizer(model.bfloat16(), config)
 
 
+def test_muon_leaves_routers_and_stacked_experts_to_adamw_and_both_decay() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(make_config("qwen3_moe"), dtype=torch.float32)
+    names = names_by_group(model, OptimConfig(strategy="muon"))
+    assert {n.split(".")[-3] for n in names["language_model.decayed_muon"]} == {"self_attn"}
+    kept = {n.partition(".mlp.")[2] for n in names["language_model.decayed"]} - {""}
+    assert kept == {"gate.weight", "experts.gate_up_proj", "experts.down_proj"}
+
+
 @needs_torchao
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_8bit_states_go_through_a_checkpoint_and_host_memory_unchanged(dtype) -> None:

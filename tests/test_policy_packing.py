@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from r1.policy import attention
 from r1.policy.attention import GatherKeys, Packing, register
 from r1.policy.balance import Piece
 from r1.policy.logprobs import Head, Scored
@@ -203,6 +204,26 @@ def test_positions_of_a_video_step_along_time_and_the_text_goes_on_after_the_lar
     got = mrope_positions([7, *[91] * 4, 7, *[91] * 4, 2], None, stamped, **grids).tolist()
     assert got[0] == [0, 1, 1, 1, 1, 3, 4, 4, 4, 4, 6]
     assert got[1] == [0, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6] and got[2] == [0, 1, 2, 1, 2, 3, 4, 5, 4, 5, 6]
+
+
+def test_rows_too_long_for_a_mask_attend_sequence_by_sequence(tmp_path, monkeypatch):
+    model = load(make_tiny("qwen2", tmp_path / "qwen2"))
+    register("sdpa")
+    _set_attention(model, "sdpa")
+    prompts = make_prompts(model.config, None)
+    rollouts = make_rollouts(prompts, {0: [7, 1, 3], 1: [2, 11], 2: [4, 4]})
+    pieces = [Piece(rollouts=[r for r in rollouts if r.group == g]) for g in prompts]
+    found = {}
+    for limit in (8192, 10):
+        monkeypatch.setattr(attention, "MASK_TOKENS", limit)
+        microbatch = pack(pieces, prompts, None, with_mask=True, multiple_of=8)
+        assert microbatch.input_ids.numel() % 8 == 0 and (microbatch.packing.mask is None) == (limit == 10)
+        logprobs = packed(model, microbatch, None).logprobs
+        model.zero_grad()
+        logprobs.sum().backward()
+        found[limit] = [logprobs, *(p.grad.clone() for p in model.parameters())]
+    for masked, by_sequence in zip(found[8192], found[10], strict=True):
+        torch.testing.assert_close(by_sequence, masked, rtol=1e-4, atol=2e-5)
 
 
 def test_gradients_of_gathered_keys_are_sums_over_uses():

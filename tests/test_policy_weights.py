@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from r1.config import ModelConfig
 from r1.policy.model import _build, load_model_config
@@ -74,3 +74,30 @@ def test_a_folder_with_a_missing_or_misshapen_weight_is_left_to_transformers(tmp
         rest = {key: value for key, value in weights.items() if key != name}
         save_file({**rest, **changed}, folder / "model.safetensors", metadata={"format": "pt"})
         assert find(folder) is None
+
+
+def test_experts_are_read_one_by_one_and_a_missing_one_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = make_tiny("qwen3_moe", tmp_path)
+    model, files = AutoModelForCausalLM.from_pretrained(folder), find(folder)
+    assert files is not None
+    for name in ("gate_up_proj", "down_proj"):
+        expected = model.get_parameter(f"model.layers.1.mlp.experts.{name}")
+        assert torch.equal(files.read(f"model.layers.1.mlp.experts.{name}", slice(2, 5)), expected[2:5])
+        assert torch.equal(files.read(f"model.layers.1.mlp.experts.{name}"), expected)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.experts.3.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert find(folder) is None
+
+
+def test_stacked_experts_are_read_in_the_published_layout_and_in_transformers_own(tmp_path: Path) -> None:
+    folder = make_tiny("qwen3_vl_moe", tmp_path / "published")
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "saved")
+    name = "model.language_model.layers.1.mlp.experts.gate_up_proj"
+    shapes = [load_file(path / "model.safetensors")[name].shape for path in (folder, tmp_path / "saved")]
+    assert shapes == [(6, 128, 192), (6, 192, 128)]
+    for path in (folder, tmp_path / "saved"):
+        files = find(path)
+        assert files is not None
+        assert torch.equal(files.read(name, slice(2, 5)), model.get_parameter(name)[2:5])

@@ -103,3 +103,14 @@ def test_A18_without_a_filter_every_group_is_taken_as_drawn(monkeypatch):
     assert (sampler.draws, batch.rows) == (1, [100, 101])
     set_advantages(batch.rollouts, ADVANTAGES["grpo"], sampler.config)
     assert batch.rollouts[0].advantages.abs().max() == 0 and batch.rollouts[2].advantages.abs().max() > 0
+
+
+def test_a_validation_between_steps_adds_nothing_to_the_next_steps_times(monkeypatch):
+    sampler = make_sampler([[[1.0, 0.0]]], monkeypatch, filter_by="off")
+    with sampler.awake():
+        pass
+    batch = sampler.sample(LOADER)
+    assert sampler.take_metrics(batch).keys() == {"rollout/groups_drawn", "engine/sleep_s"}
+    with sampler.awake():
+        pass
+    assert sampler.take_metrics(batch).keys() == {"rollout/groups_drawn"}

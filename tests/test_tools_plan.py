@@ -94,7 +94,15 @@ def test_a_run_that_fits_says_so_and_one_that_does_not_what_would(capsys):
         main(["--model", "qwen2.5-7b", "--gpus", "many"])
 
 
-@pytest.mark.parametrize(("name", "gpus", "world"), [("geo3k_32b_bf16", "8xH100-80GB", 8), ("math_70b", "32x80GB", 32)])
+LARGE = [
+    ("geo3k_32b_bf16", "8xH100-80GB", 8),
+    ("math_70b", "32x80GB", 32),
+    ("qwen3_30b_a3b_math", "8xH100-80GB", 8),
+    ("qwen3_vl_30b_a3b_geo3k", "8xH100-80GB", 8),
+]
+
+
+@pytest.mark.parametrize(("name", "gpus", "world"), LARGE)
 def test_large_configs_fit_what_their_page_says(name, gpus, world):
     config = runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["config"]
     config.check_world_size(world, 8)

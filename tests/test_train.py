@@ -58,13 +58,12 @@ def compute_score(reward_inputs, **_):
 """
 
 
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("train")
-    make_tiny("qwen2_5_vl", folder / "model")
+def write_run(folder: Path, family: str) -> Path:
+    """Model, rows, with pictures where the family sees, rewards and config.py of a run, in the folder."""
+    make_tiny(family, folder / "model")
     rows = []
     for i in range(24):
-        images = [f"{i}.png"] if i % 3 else []
+        images = [f"{i}.png"] if i % 3 and "vl" in family else []
         for name in images:
             Image.new("RGB", (40 + i, 70), (i * 9, 99, 200)).save(folder / name)
         rows.append({"problem": "<image>" * len(images) + f"what is {i} + 1?", "answer": i + 1, "images": images,
@@ -76,9 +75,14 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def command(here: Path, name: str, *words: str) -> list[str]:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("train"), "qwen2_5_vl")
+
+
+def command(here: Path, name: str, *words: str, ranks: int = 2) -> list[str]:
     own = ("--config", str(here / "config.py"), "--trainer.experiment_name", name)
-    return torchrun("r1.train", *own, *words, ranks=2)
+    return torchrun("r1.train", *own, *words, ranks=ranks)
 
 
 def train(here: Path, name: str, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -135,8 +139,7 @@ def test_C02_kill_and_resume_equals_a_straight_run_bit_for_bit(here, straight):
 def test_resume_on_other_ranks_and_engines_keeps_the_data_and_the_numbers(here, straight):
     for ranks, steps, tensor_parallel in ((2, 1, 1), (1, 3, 1), (2, 4, 2)):
         words = command(here, "moved", "--trainer.max_steps", str(steps), "--trainer.val_before_train", "False",
-                        "--rollout.tensor_parallel_size", str(tensor_parallel))  # fmt: skip
-        words[words.index("--nproc_per_node=2")] = f"--nproc_per_node={ranks}"
+                        "--rollout.tensor_parallel_size", str(tensor_parallel), ranks=ranks)  # fmt: skip
         done = run(words, here)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "changed since step_00000" in done.stderr or steps == 1

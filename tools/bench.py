@@ -7,6 +7,7 @@ python tools/bench.py step --model qwen2.5-7b --precision bf16 --update.max_toke
 python tools/bench.py step --preset geo3k                         # prompts, pictures and responses vary
 python tools/bench.py parts --model qwen2.5-3b --lengths mixed    # each part of a step alone: what a step may cost
 python tools/bench.py trl --model qwen2.5-3b --lengths mixed      # the same work in TRL, beside a step of r1
+python tools/bench.py scale --budget-s 560                        # the same work for each GPU on 1, 2, 4 … GPUs
 python tools/bench.py learn --parallel 2                          # accuracy of every algorithm on the demo's pictures
 
 `step` starts the real trainer, waits for --steps steps and ends it before it saves; `parts` and `trl` compare with it
@@ -21,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs where r1 is not installed
 
-from tools import bench_learn, bench_parts, bench_step, bench_trl
+from tools import bench_learn, bench_parts, bench_scale, bench_step, bench_trl
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace, Sequence[str]], None]
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, tuple[AddOptions, Run]] = {
     "step": (bench_step.add_options, bench_step.run),
     "parts": (bench_parts.add_options, bench_parts.run),
     "trl": (bench_trl.add_options, bench_trl.run),
+    "scale": (bench_scale.add_options, bench_scale.run),
     "learn": (bench_learn.add_options, bench_learn.run),
 }
 """Each gives its options, and a function of those and of the settings of r1 that followed them."""

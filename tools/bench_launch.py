@@ -6,18 +6,28 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+GONE_S = 30.0
+"""Longest wait for killed processes to give their GPUs' memory back."""
 
 
-def start(program: Sequence[str], nproc: int, log: Path, *, torchrun: bool = True) -> subprocess.Popen:
-    """Start `-m module …` or `file.py …` on nproc ranks, in the log's folder, with all that it says in the log."""
+def start(
+    program: Sequence[str], nproc: int, log: Path, *, torchrun: bool = True, gpus: str | None = None
+) -> subprocess.Popen:
+    """Start `-m module …` or `file.py …` on nproc ranks, in the log's folder, with all that it says in the log.
+
+    gpus: those that it sees, as in CUDA_VISIBLE_DEVICES; None: all that this process does.
+    """
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={nproc}"] if torchrun else []
     command = [sys.executable, *launcher, *program]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
     with log.open("w") as output:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
 
@@ -31,10 +41,21 @@ def tail(log: Path) -> str:
 
 def end(run: subprocess.Popen) -> None:
     """End torchrun and its ranks at once: asked politely, the trainer would save a checkpoint first."""
-    for pid in [run.pid, *_children(run.pid)]:
+    children = _children(run.pid)
+    for pid in [run.pid, *children]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     run.wait()
+    gone_by = time.monotonic() + GONE_S
+    while any(map(_holds_memory, children)) and time.monotonic() < gone_by:
+        time.sleep(0.1)
+
+
+def _holds_memory(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:

@@ -23,15 +23,19 @@ PRESETS = {"fixed": dict.fromkeys(SPREADS, "equal"), "geo3k": dict.fromkeys(SPRE
 """geo3k: as prompts, pictures and answers of geometry3k vary, at the sizes of a model that sees."""
 
 
-def add_work_options(parser: argparse.ArgumentParser) -> None:
-    """Model, sizes and precision; where files lie and how many ranks there are."""
+def add_work_options(parser: argparse.ArgumentParser, *, scales: bool = False) -> None:
+    """Model, sizes and precision; where files lie and how many ranks there are.
+
+    scales: for `scale`, whose --model may be several, --prompts are of each GPU, and --nproc the most GPUs of a run.
+    """
 
     def sized(option: str, text: str) -> None:
         name = option[2:].replace("-", "_")
         parser.add_argument(option, type=int, help=f"{text} (default {FULL[name]}; tiny models {SMALL[name]})")
 
-    parser.add_argument("--model", help=f"{', '.join(SHAPES)} (default qwen2.5-0.5b on a GPU, tiny on a CPU)")
-    sized("--prompts", "prompts a step, over all GPUs")
+    default = "several with commas, each with :precision if not --precision; 3b, vl-3b, 7b:bf16" if scales else "0.5b"
+    parser.add_argument("--model", help=f"{', '.join(SHAPES)} (default on a GPU {default}, on a CPU tiny)")
+    sized("--prompts", f"prompts a step, {'of each GPU' if scales else 'over all GPUs'}")
     sized("--n", "responses to each prompt")
     sized("--prompt-tokens", "tokens of a prompt, its picture's included; with a picture its own + 102")
     sized("--response-tokens", "tokens of a response, on average")
@@ -48,7 +52,9 @@ def add_work_options(parser: argparse.ArgumentParser) -> None:
     sized("--minibatches", "optimizer steps a step")
     precision = f"model.precision (default {FULL['precision']}; tiny models {SMALL['precision']})"
     parser.add_argument("--precision", choices=("amp", "bf16", "float32"), help=precision)
-    parser.add_argument("--nproc", type=int, default=1, help="GPUs of this machine, or ranks on a CPU (default 1)")
+    text = "runs on 1, 2, 4 … up to so many (default all)" if scales else "one run on so many (default 1)"
+    number = None if scales else 1
+    parser.add_argument("--nproc", type=int, default=number, help=f"GPUs of this machine, or ranks on a CPU: {text}")
     output = "folder for the results, the config and logs (default runs/bench)"
     parser.add_argument("--output", type=Path, default=Path("runs/bench"), help=output)
     kept = "folder to keep random models in and take them from, up to 17 GB each (default: a temporary one)"

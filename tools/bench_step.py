@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -78,20 +79,26 @@ def measure(work: Work, model: Path, folder: Path, overrides: Sequence[str], *, 
     return report
 
 
-def run_trainer(config: Path, work: Work, overrides: Sequence[str]) -> list[dict[str, float]]:
+def run_trainer(
+    config: Path, work: Work, overrides: Sequence[str], *, gpus: str | None = None, until: float = math.inf
+) -> list[dict[str, float]]:
     """Start r1.train on config, end it after work.steps steps; the metrics of those steps.
 
+    Args:
+        gpus: those that it sees, as in CUDA_VISIBLE_DEVICES; None: all.
+        until: on time.monotonic's clock; then two steps or more are enough.
+
     Raises:
-        RuntimeError: it ended before; the message has the end of its output.
+        RuntimeError: it ended before, or had not come to a second step by then; the message has the end of its output.
     """
     folder = config.parent
     log, metrics = folder / "train.log", folder / "run" / "metrics.jsonl"
     shutil.rmtree(folder / "run", ignore_errors=True)
     print(f"starting the trainer on {work.nproc} rank(s), its output is in {log}", flush=True)
     shown: list[dict[str, float]] = []
-    trainer = start(["-m", "r1.train", "--config", str(config), *overrides], work.nproc, log)
+    trainer = start(["-m", "r1.train", "--config", str(config), *overrides], work.nproc, log, gpus=gpus)
     try:
-        while len(shown) < work.steps:
+        while len(shown) < work.steps and time.monotonic() < until:
             ended = trainer.poll() is not None  # asked first: what it wrote before is then read below
             for row in read_lines(metrics)[len(shown) :]:
                 print(f"step {row['step']:.0f}/{work.steps}  {row['time/step_s']:.1f} s", flush=True)
@@ -101,9 +108,11 @@ def run_trainer(config: Path, work: Work, overrides: Sequence[str]) -> list[dict
             time.sleep(0.2)
     finally:
         end(trainer)
-    if len(shown) < work.steps:
+    late = time.monotonic() >= until
+    if len(shown) < (2 if late else work.steps):
+        why = "was out of time" if late else "ended"
         raise RuntimeError(
-            f"{tail(log)}\nthe trainer ended after {len(shown)} of {work.steps} steps, all it said is in {log}"
+            f"{tail(log)}\nthe trainer {why} after {len(shown)} of {work.steps} steps, all it said is in {log}"
         )
     return shown[: work.steps]
 

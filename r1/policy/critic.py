@@ -1,5 +1,6 @@
 """PPO's value model: the policy's architecture and starting weights with a value head, on the same FSDP2 stack."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -44,18 +45,19 @@ class Critic:
         self.optimizer = make_optimizer(self.model, optim)
         self.scheduler = make_scheduler(self.optimizer, optim, num_steps)
         self._memory = HostMemory()
-        self.sleep()
+        self.sleep(updated=True)
 
     def wake(self) -> None:
+        """Bring the weights back to the GPU."""
         if self.ranks.device.type == "cuda":
             cast(nn.Module, self.model).to(self.ranks.device, non_blocking=True)
-            fetch_optimizer(self.optimizer, self.ranks.device)
 
-    def sleep(self) -> None:
-        """Give the GPU's memory to the engine and the policy."""
+    def sleep(self, *, updated: bool) -> None:
+        """Give the GPU's memory to the engine and the policy; updated: since it woke, and with its optimizer."""
         if self.ranks.device.type == "cuda":
-            store_model(self.model, self._memory)
-            store_optimizer(self.optimizer, self._memory)
+            store_model(self.model, self._memory, changed=lambda _: updated)
+            if updated:
+                store_optimizer(self.optimizer, self._memory)
             free_cache(self.ranks.device)
 
     @torch.no_grad()
@@ -69,7 +71,7 @@ class Critic:
             microbatch.values = values
             mine |= microbatch.by_rollout(values)
         reshard(self.model)
-        self.sleep()
+        self.sleep(updated=False)
         every = {key: part for rank in gather_objects(mine) for key, part in rank.items()}
         for rollout in rollouts:
             rollout.values = every[rollout.group, rollout.sample]
@@ -85,6 +87,8 @@ class Critic:
         """One optimizer step a minibatch, ppo_epochs times, on the same tokens and weights as the policy."""
         self._set_returns(rollouts)
         self.wake()
+        if self.ranks.device.type == "cuda":
+            fetch_optimizer(self.optimizer, self.ranks.device)
         device, totals, norms = self.ranks.device, {}, []
         steps = list(minibatches) * self.config.update.ppo_epochs
         for minibatch in steps:
@@ -102,7 +106,8 @@ class Critic:
             norms.append(optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)[0])
         self.scheduler.step()
         reshard(self.model)
-        self.sleep()
+        self.sleep(updated=True)
         copies = len(steps) * self.ranks.sequence_parallel_size
         metrics = {name: value / copies for name, value in sum_tensors(totals).items()}
-        return metrics | {"critic/grad_norm": sum(norms) / len(norms)}
+        finite = [norm for norm in norms if math.isfinite(norm)]  # the others' steps were left out
+        return metrics | {"critic/grad_norm": sum(finite) / max(len(finite), 1)}

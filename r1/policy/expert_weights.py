@@ -6,7 +6,6 @@ dimensions swapped, and so does vLLM expect them, while transformers 5.19 saves 
 """
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,54 +21,56 @@ def published_layout(name: str, tensor: Tensor, model_type: str) -> Tensor:
     return tensor.transpose(1, 2) if model_type == "qwen3_vl_moe" and _EXPERTS.search(name) else tensor
 
 
-class ExpertPlaces:
-    """Where the tensors of one parameter lie whose file layout transformers converts on loading."""
+def expert_places(converter: WeightConverter) -> "StackedExperts | TurnedExperts | None":
+    """Room for the places of one parameter that the converter makes; None if it does other things than these."""
+    steps = [(type(op), getattr(op, "dim", None)) for op in converter.operations]
+    if steps in ([(MergeModulelist, 0)], [(MergeModulelist, 0), (Concatenate, 1)]):
+        return StackedExperts(converter.source_patterns)
+    return TurnedExperts() if [kind for kind, _ in steps] == [Transpose] else None
 
-    def __init__(self, converter: WeightConverter) -> None:
-        """converter: one that `known` knows."""
-        self._patterns = converter.source_patterns
-        self._places: dict[int, dict[int, Place]] = {}  # by expert, and there by pattern: gate, then up
 
-    @staticmethod
-    def known(converter: WeightConverter) -> bool:
-        """Whether it only stacks experts, joins their matrices, or turns stacked ones."""
-        steps = [(type(op), getattr(op, "dim", None)) for op in converter.operations]
-        stacks = [(MergeModulelist, 0), (Concatenate, 1)]
-        return steps in (stacks, stacks[:1]) or [kind for kind, _ in steps] == [Transpose]
+class StackedExperts:
+    """A parameter [experts, rows, columns] whose experts lie alone, each as one matrix or several below each other."""
+
+    def __init__(self, patterns: list[str]) -> None:
+        """patterns: what the names of an expert's matrices match, from the upper to the lower: gate, then up."""
+        self._patterns = patterns
+        self._places: dict[int, dict[int, Place]] = {}  # by expert and pattern
 
     def add(self, place: Place, pattern: str) -> None:
         number = re.search(r"experts\.(\d+)\.", place[1])
-        self._places.setdefault(int(number[1]) if number else -1, {})[self._patterns.index(pattern)] = place
+        assert number is not None, f"{place[1]} names no expert"
+        self._places.setdefault(int(number[1]), {})[self._patterns.index(pattern)] = place
 
-    def shape(self) -> list[int] | None:
-        """Of the parameter in memory, or with its last two dimensions swapped; None if a part is missing."""
-        if self._places.keys() == {-1}:
-            return self._shape_of(self._places[-1][0])
-        count, parts = len(self._places), range(len(self._patterns))
-        if self._places.keys() != set(range(count)) or any(p.keys() != set(parts) for p in self._places.values()):
-            return None
-        shapes = {tuple(self._shape_of(expert[part])) for expert in self._places.values() for part in parts}
-        return [count, len(parts) * min(shapes)[0], min(shapes)[1]] if len(shapes) == 1 else None
-
-    def fits(self, shape: Iterable[int]) -> bool:
-        """Whether a parameter of this shape can be read."""
-        own, wanted = self.shape(), list(shape)
-        return own is not None and (own == wanted or (-1 in self._places and _swapped(own) == wanted))
-
-    def read(self, rows: slice, shape: Iterable[int]) -> Tensor:
-        """Experts of a parameter of this shape, in the files' dtype; no others are read."""
-        if -1 in self._places:
-            opened, key = self._places[-1][0]
-            part = opened.get_slice(key)[rows]
-            return part if self.shape() == list(shape) else part.transpose(1, 2)
-        chosen = [self._places[expert] for expert in range(len(self._places))[rows]]
+    def fits(self, shape: torch.Size) -> bool:
+        """Whether all matrices of a parameter of this shape are there."""
         parts = range(len(self._patterns))
-        return torch.stack([torch.cat([e[p][0].get_tensor(e[p][1]) for p in parts]) for e in chosen])
+        whole = all(expert.keys() == set(parts) for expert in self._places.values())
+        shapes = {tuple(_shape_of(place)) for expert in self._places.values() for place in expert.values()}
+        expected = {(shape[1] // len(parts), shape[2])}
+        return whole and self._places.keys() == set(range(shape[0])) and shapes == expected
 
-    @staticmethod
-    def _shape_of(place: Place) -> list[int]:
-        return list(place[0].get_slice(place[1]).get_shape())
+    def read(self, rows: slice, shape: torch.Size) -> Tensor:
+        """These experts, in the files' dtype; no others are read."""
+        chosen = [self._places[expert] for expert in range(shape[0])[rows]]
+        matrices = [[file.get_tensor(key) for _, (file, key) in sorted(expert.items())] for expert in chosen]
+        return torch.stack([torch.cat(parts) for parts in matrices])
 
 
-def _swapped(shape: list[int]) -> list[int]:
-    return [*shape[:-2], shape[-1], shape[-2]]
+class TurnedExperts:
+    """A parameter [experts, rows, columns] that lies as [experts, columns, rows], or as it is."""
+
+    def add(self, place: Place, pattern: str) -> None:
+        self._place = place
+
+    def fits(self, shape: torch.Size) -> bool:
+        return _shape_of(self._place) in ([*shape], [shape[0], shape[2], shape[1]])
+
+    def read(self, rows: slice, shape: torch.Size) -> Tensor:
+        file, key = self._place
+        part = file.get_slice(key)[rows]
+        return part if _shape_of(self._place) == [*shape] else part.transpose(1, 2)
+
+
+def _shape_of(place: Place) -> list[int]:
+    return list(place[0].get_slice(place[1]).get_shape())

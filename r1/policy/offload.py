@@ -1,6 +1,5 @@
 """What leaves the GPU while the engine samples, and comes back: weights, optimizer states, the reference."""
 
-import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -114,13 +113,19 @@ def plan_offload(sizes: Mapping[str, int], wanted: Mapping[str, bool | None], ro
     return leaves
 
 
-def store_model(model: nn.Module, memory: HostMemory, *, changed: bool = True) -> None:
-    """Move this rank's shards to host memory; gathered copies are freed first."""
-    reshard(model)
-    keys = itertools.count()
-    # As model.to does, but into our memory; what is frozen is there already.
-    model._apply(lambda tensor: memory.hold(next(keys), tensor, changed=changed and tensor.requires_grad))
-    await_copies()
+def store_model(model: nn.Module, memory: HostMemory, *, changed: Callable[[Tensor], bool] = lambda _: True) -> None:
+    """Move this rank's shards to host memory; gathered copies are freed first.
+
+    Args:
+        changed: whether a tensor may differ from its copy in host memory, if it has one.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    tensors = [*model.parameters(), *model.buffers()]  # tied ones once
+    held = {id(tensor): memory.hold(key, tensor, changed=changed(tensor)) for key, tensor in enumerate(tensors)}
+    await_copies()  # before FSDP2 sees them: what does not divide over the ranks it copies once more, to pad it
+    model._apply(lambda tensor: held[id(tensor)])  # as model.to does, but into our memory
 
 
 def store_optimizer(optimizer: Optimizer, memory: HostMemory) -> None:
@@ -168,18 +173,20 @@ class Offload:
 
     def store_params(self) -> None:
         if self._leaves("params"):
-            store_model(self._model, self._memory["params"])
+            # What is frozen is there already.
+            store_model(self._model, self._memory["params"], changed=lambda tensor: tensor.requires_grad)
 
     def fetch_params(self) -> None:
         if self._device.type == "cuda":
             self._model.to(self._device, non_blocking=True)
 
     def store_reference(self) -> None:
-        """Its weights in host memory are as they were, so nothing is copied."""
+        """Nothing is copied where its weights in host memory are as they were: where no step moves it."""
         if self._reference is not None:
             reshard(self._reference)
             if self._leaves("reference"):
-                store_model(self._reference, self._memory["reference"], changed=False)
+                moves = self._config.algorithm.reference_update_steps is not None
+                store_model(self._reference, self._memory["reference"], changed=lambda _: moves)
                 free_cache(self._device)
 
     def fetch_reference(self) -> None:
@@ -200,3 +207,10 @@ class Offload:
     def await_optimizer(self) -> None:
         if self._copies is not None:
             torch.cuda.current_stream().wait_stream(self._copies)
+
+    def after_load(self) -> None:
+        """A checkpoint has been loaded: its states leave the GPU, and copies of frozen weights are made anew."""
+        if self._leaves("params"):
+            store_model(self._model, self._memory["params"])
+        self.store_optimizer()
+        free_cache(self._device)

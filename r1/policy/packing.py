@@ -76,6 +76,22 @@ class Microbatch:
         )
 
 
+def _blank_picture(vision: VisionSpec) -> tuple[Tensor, Tensor]:
+    """Patches and grid of a picture of one token."""
+    grid = torch.tensor([[1, vision.merge_size, vision.merge_size]])
+    return torch.zeros(vision.merge_size**2, vision.patch_dim), grid
+
+
+def _append(
+    ids: list[int], positions: list[Tensor], groups: list[tuple[int, list[int]]], filling: Sequence[int]
+) -> None:
+    """Add tokens that predict nothing, as a group of their own, if there are any."""
+    if filling:
+        ids += filling
+        positions.append(torch.zeros(len(positions[0]), len(filling), dtype=torch.int64))
+        groups.append((len(filling), []))
+
+
 def pack(
     pieces: Sequence[Piece],
     prompts: Mapping[int, Prompt],
@@ -87,13 +103,12 @@ def pack(
     """Lay pieces out as [prompt][response]…[prompt][response]… and index what predicts what.
 
     The last prompt token's hidden state predicts the first token of every response; a response's last token predicts
-    nothing and is left out. A vision-language model's microbatch always holds a picture, a blank one-token one where
-    there is none: ranks with and without pictures must run the same collectives of the vision tower.
+    nothing and is left out. A vision-language model's microbatch always holds a picture, if need be a blank one: ranks
+    must run the same collectives of the vision tower.
 
     Args:
         prompts: by group, with pixels.
-        with_mask: also build the [T, T] mask that SDPA needs.
-        multiple_of: T is made one, by a last group of tokens that predict nothing.
+        with_mask: also build the [T, T] mask that SDPA needs; multiple_of: T is made one, by tokens of no group.
     """
     ids: list[int] = []
     positions, groups, hidden_index, rollouts, masked = [], [], [], [], []
@@ -110,23 +125,17 @@ def pack(
         positions.append(places)
         for rollout in piece.rollouts:
             inputs = rollout.response_ids[:-1]
-            hidden_index.append(torch.tensor([last] if rollout.response_ids else [], dtype=torch.int64))
-            hidden_index.append(torch.arange(len(ids), len(ids) + len(inputs)))
+            first = torch.tensor([last])[: len(rollout.response_ids)]  # none of an empty response
+            hidden_index += [first, torch.arange(len(ids), len(ids) + len(inputs))]
             positions.append((torch.arange(len(inputs)) + following).expand(len(places), -1))
             ids += inputs
             rollouts.append(rollout)
-            masked.append(piece.masked)
+        masked += [piece.masked] * len(piece.rollouts)
         groups.append((len(prompt_ids), [max(len(r.response_ids) - 1, 0) for r in piece.rollouts]))
     if vision is not None and not patches:
-        blank = torch.zeros(vision.merge_size**2, vision.patch_dim)
-        patches.append((blank, torch.tensor([[1, vision.merge_size, vision.merge_size]])))
-        ids.append(vision.image_token_id)
-        positions.append(torch.zeros(3, 1, dtype=torch.int64))
-        groups.append((1, []))
-    if rest := -len(ids) % multiple_of:
-        ids += [0] * rest
-        positions.append(torch.zeros(len(positions[0]), rest, dtype=torch.int64))
-        groups.append((rest, []))
+        patches.append(_blank_picture(vision))
+        _append(ids, positions, groups, [vision.image_token_id])
+    _append(ids, positions, groups, [0] * (-len(ids) % multiple_of))
     position_ids = torch.cat(positions, dim=1)  # [1 or 3, T]
     if vision is not None:
         # A first row of text positions: with three rows transformers would build its own mask from them.

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from r1.parallel import Ranks
@@ -30,15 +31,19 @@ class Recompute:
         self._device, self._sequence = ranks.device, ranks.sequence
         self._adapts = wanted is None and ranks.device.type == "cuda"
         self._bytes_per_token = 0.0  # that one layer keeps
+        self._input_bytes_per_token = 0.0  # of one layer's input, which is kept of every layer that is recomputed
         self._base_peak = 0  # bytes allocated at most in an update that recomputes everything
+        self._base_tokens = 0  # packed tokens of its largest microbatch
 
     def begin_microbatch(self, num_tokens: int) -> None:
         """Choose the layers that keep the activations of a microbatch of num_tokens packed tokens."""
         if not self._adapts:
             return
         kept = 0
-        if self._bytes_per_token and self._base_peak:
-            kept = int(max(0.0, self._room()) / (self._bytes_per_token * num_tokens))
+        if not self._base_peak:
+            self._base_tokens = max(self._base_tokens, num_tokens)
+        elif self._bytes_per_token:
+            kept = int(max(0.0, self._room(num_tokens)) / (self._bytes_per_token * num_tokens))
             if self._sequence is not None:
                 fewest = torch.tensor(kept, device=self._device)
                 dist.all_reduce(fewest, dist.ReduceOp.MIN, group=self._sequence.process_group)
@@ -48,19 +53,26 @@ class Recompute:
         if not self._bytes_per_token:
             self._measure(self._layers[-1], num_tokens)
 
-    def _room(self) -> float:
-        """Bytes between the peak with everything recomputed and what this GPU can hold."""
+    def _room(self, num_tokens: int) -> float:
+        """Bytes between the peak with everything recomputed and what this GPU can hold.
+
+        Responses grow in training: a microbatch larger than any before would have a higher peak, by the layers' inputs
+        and by what the layer in work keeps and its gradients.
+        """
+        larger = max(0, num_tokens - self._base_tokens)
+        peak = self._base_peak + larger * (self._input_bytes_per_token * len(self._layers) + 2 * self._bytes_per_token)
         free, total = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)  # free, and ours
-        return torch.cuda.memory_allocated(self._device) + held + free - SPARE * total - self._base_peak
+        return torch.cuda.memory_allocated(self._device) + held + free - SPARE * total - peak
 
     def _measure(self, layer: Any, num_tokens: int) -> None:
         """Have the layer keep its activations this once, and count their bytes."""
         before = 0
 
-        def begin(*_: Any) -> None:
+        def begin(_: Any, inputs: tuple[Tensor, ...]) -> None:
             nonlocal before
             before = torch.cuda.memory_allocated(self._device)
+            self._input_bytes_per_token = inputs[0].numel() * inputs[0].element_size() / num_tokens
 
         def end(*_: Any) -> None:
             self._bytes_per_token = (torch.cuda.memory_allocated(self._device) - before) / num_tokens

@@ -19,16 +19,17 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from r1.parallel import gather_objects
-from r1.policy.expert_weights import ExpertPlaces, Place
+from r1.policy.expert_weights import Place, StackedExperts, TurnedExperts, expert_places
 from r1.policy.lora_weights import base_name
 
+Experts = StackedExperts | TurnedExperts
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class WeightFiles:
     """The safetensors files of a model, by the names its parameters have in memory."""
 
-    def __init__(self, places: dict[str, Place], experts: dict[str, tuple[ExpertPlaces, torch.Size]]) -> None:
+    def __init__(self, places: dict[str, Place], experts: dict[str, tuple[Experts, torch.Size]]) -> None:
         """places: for each parameter the open file and its name there; experts: of those in another layout, shapes."""
         self._places, self._experts = places, experts
 
@@ -50,18 +51,22 @@ class WeightFiles:
         transforms = get_model_conversion_mapping(model)
         renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         converters: list[Any] = [t for t in transforms if not isinstance(t, WeightRenaming)]
-        by_pattern = {pattern: c for c in converters if ExpertPlaces.known(c) for pattern in c.source_patterns}
+        by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         places: dict[str, Place] = {}
-        experts: dict[str, ExpertPlaces] = {}
+        experts: dict[str, Experts] = {}
         for file in _files(path):
             opened = safe_open(file, framework="pt")
             for key in opened.keys():
-                name, converted = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
-                if converted is not None and converted not in by_pattern:
-                    return None
-                if name in wanted and converted is not None:
-                    experts.setdefault(name, ExpertPlaces(by_pattern[converted])).add((opened, key), converted)
-                elif name in wanted and list(opened.get_slice(key).get_shape()) == list(wanted[name].shape):
+                name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, wanted)
+                if name not in wanted:
+                    continue
+                if pattern is not None:
+                    found = experts.get(name) or expert_places(by_pattern[pattern])
+                    if found is None:
+                        return None
+                    experts[name] = found
+                    found.add((opened, key), pattern)
+                elif list(opened.get_slice(key).get_shape()) == list(wanted[name].shape):
                     places[name] = (opened, key)
         fitting = {n: (e, wanted[n].shape) for n, e in experts.items() if e.fits(wanted[n].shape)}
         own = {name for name, _ in model.named_parameters()} | {n for n, _ in model.named_buffers() if n in wanted}

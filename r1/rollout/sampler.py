@@ -97,6 +97,7 @@ class Sampler:
         self.sync()
         yield self.engine
         self._rest()
+        self._seconds = {}  # a validation's are in no step's time
 
     def _rest(self) -> None:
         with self._timed("sleep"):
@@ -155,7 +156,7 @@ class Sampler:
         self._rest()
         if algorithm.filter_by != "off" or self.draws < self.config.num_steps(loader.num_rows):
             # Made while this batch trains.
-            loader.prefetch(self.draws + 1, self.ranks.engine_share(len(batch.rows)), keep=batch.rows)
+            loader.prefetch(self.draws + 1, self.ranks.learner_share(len(batch.rows)), keep=batch.rows)
         self.policy.after_sampling()
         return batch
 

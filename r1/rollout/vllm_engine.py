@@ -133,7 +133,7 @@ class VllmEngine:
         from vllm.model_executor.model_loader import reload
 
         for module in model.modules():
-            method = getattr(module, "quant_method", None)
+            method: Any = getattr(module, "quant_method", None)
             if getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None  # else experts stay packed as they were first loaded
         with set_current_vllm_config(self._llm.llm_engine.vllm_config):

@@ -40,6 +40,7 @@ def make_config(
     algorithm: dict[str, Any],
     lora: dict[str, Any] | None = None,
     precision: Any = "float32",
+    parallel: ParallelConfig | None = None,
 ) -> Config:
     adapters = LoraConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in (lora or {}).items()})
     return Config(
@@ -50,6 +51,7 @@ def make_config(
         # A large eps: else Adam turns the rounding of gradients near 0 into whole steps, and nothing could be compared.
         optim=OptimConfig(lr=1e-3, eps=1e-2),
         update=UpdateConfig(global_batch_size=2, max_tokens_per_microbatch=max_tokens, logprob_chunk_tokens=7),
+        parallel=parallel or ParallelConfig(),
         trainer=TrainerConfig(progress=False),
     )
 
@@ -77,11 +79,25 @@ def cut_pictures(microbatch: Microbatch, policy: Policy) -> int:
     return sum(int(a[-1] == is_picture and b[0] == is_picture) for a, b in itertools.pairwise(slices))
 
 
-def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> dict[str, Any]:
-    config = make_config(model, max_tokens, scenario.get("algorithm", {}), scenario.get("lora"))
+def whole(policy: Policy, critic: Critic | None) -> dict[str, torch.Tensor]:
+    """Every parameter of both, whole and in host memory."""
+    named = [*policy.model.named_parameters()]
+    if critic is not None:
+        critic.wake()
+        named += critic.model.named_parameters(prefix="critic")
+    return {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().to("cpu", copy=True) for n, p in named}
+
+
+def run(
+    scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks, parallel: ParallelConfig
+) -> dict[str, Any]:
+    algorithm, lora = scenario.get("algorithm", {}), scenario.get("lora")
+    precision = scenario.get("precision", "float32")
+    config = make_config(model, max_tokens, algorithm, lora, precision, parallel)
     config = replace(config, update=replace(config.update, **scenario.get("update", {})))
     policy, history = Policy(config, ranks, 2), []
     critic = Critic(config, ranks, policy.backend, 2) if config.algorithm.advantage == "gae" else None
+    start = whole(policy, critic)
     for step in range(2):
         prompts, rollouts, homes = fixed_step(policy, scenario)
         minibatches = policy.pack(rollouts, homes, prompts)
@@ -100,22 +116,24 @@ def run(scenario: dict[str, Any], model: str, max_tokens: int, ranks: Ranks) -> 
         metrics["microbatches"] = float(sum(len(m) for m in minibatches))
         metrics["cut_pictures"] = float(sum(cut_pictures(m, policy) for minibatch in minibatches for m in minibatch))
         history.append(metrics)
-    named = [
-        *policy.model.named_parameters(),
-        *([] if critic is None else critic.model.named_parameters(prefix="critic")),
-    ]
-    weights = {n: (p.full_tensor() if isinstance(p, DTensor) else p).detach().cpu() for n, p in named}
     merged = {name: tensor.cpu() for name, tensor in stream_weights(policy.model)} if "lora" in scenario else {}
-    return {"metrics": history, "weights": weights, "merged": merged, "version": policy.version}
+    return {
+        "metrics": history,
+        "start": start,
+        "weights": whole(policy, critic),
+        "merged": merged,
+        "version": policy.version,
+    }
 
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     seed_everything(1, deterministic=False)  # adapters start from the run's seed
-    ranks = init_ranks(ParallelConfig(**plan.get("parallel", {})), 1)
+    parallel = ParallelConfig(**plan.get("parallel", {}))
+    ranks = init_ranks(parallel, 1)
     results = {}
     for name, scenario in plan["scenarios"].items():
-        results[name] = run(scenario, plan["models"][scenario["family"]], plan["max_tokens"], ranks)
+        results[name] = run(scenario, plan["models"][scenario["family"]], plan["max_tokens"], ranks, parallel)
     if ranks.rank == 0:
         torch.save(results, plan["out"])
     dist.destroy_process_group()
