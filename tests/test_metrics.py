@@ -223,7 +223,7 @@ def test_step_metrics_join_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = Timer()
     with timer("update"):
         time.sleep(0.01)
-    ranks = SimpleNamespace(world_size=2, device=torch.device("cpu"))
+    ranks = SimpleNamespace(world_size=2, sequence_parallel_size=1, device=torch.device("cpu"))
     rollouts = [rollout(0, 1.0, tokens=4, prompt=10), rollout(0, 0.0, tokens=8, prompt=10)]
     batch = packed(6, 4, [0, 3, 6], [0, 3, 9])
     metrics = step_metrics(rollouts, [[batch]], timer, meta_model("qwen2", tie=False), Config(), ranks)
