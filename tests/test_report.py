@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,7 @@ def test_settings_that_are_not_the_default_are_marked(tmp_path: Path) -> None:
 def test_the_command_writes_a_page_and_follows_a_run_to_its_end(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one")
     (folder / "config.json").write_text('{"trainer": {"max_steps": 12}}')
-    tool = ["python", str(ROOT / "tools" / "report.py"), str(folder), "--output", str(tmp_path / "page.html")]
+    tool = [sys.executable, str(ROOT / "tools" / "report.py"), str(folder), "--output", str(tmp_path / "page.html")]
     done = run([*tool, "--watch", "1"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("one: step 12 of 12") == 1

@@ -267,6 +267,8 @@ def main() -> None:
     else:
         dist.init_process_group("gloo", init_method=f"file://{out}.rendezvous", rank=0, world_size=1)
     root = Path(out).parent / "models"
+    # vLLM makes the process group of experts with the first engine of a process, and for a model with experts only.
+    arguments.sort(key=lambda name: "moe" not in name)
     if task == "parity":
         # Engines are kept: vLLM ends the default process group with the first one that is collected.
         pairs = {name: parity(name, root) for name in arguments}

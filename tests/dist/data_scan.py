@@ -12,6 +12,7 @@ from r1.data.loader import Loader
 from r1.data.prompt import Renderer
 from r1.data.vision import Sizes
 from tests.tiny import make_processor
+from tests.dist.leave import leave
 
 
 def main() -> None:
@@ -37,3 +38,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

@@ -39,6 +39,7 @@ from r1.parallel import init_ranks, seed_everything
 from r1.policy.policy import Policy
 from r1.preempt import Stopper, exit_stopped
 from tests.test_policy_packing import make_prompts, make_rollouts
+from tests.dist.leave import leave
 
 
 def make_config(options: dict) -> Config:
@@ -141,3 +142,4 @@ def main(options: dict) -> None:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
+    leave()

@@ -21,6 +21,7 @@ from r1.parallel import Ranks, init_ranks
 from r1.policy.offload import HostMemory, store_optimizer
 from r1.policy.policy import Policy
 from tests.dist import life
+from tests.dist.leave import leave
 
 AXES = ("replicate", "shard")
 
@@ -95,3 +96,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

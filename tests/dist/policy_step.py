@@ -32,6 +32,7 @@ from r1.policy.policy import Policy
 from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout
 from tests.test_policy_packing import make_prompts, make_rollouts
+from tests.dist.leave import leave
 
 
 def make_config(
@@ -141,3 +142,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

@@ -22,6 +22,7 @@ from r1.checkpoint import Checkpoints, TrainerState
 from r1.config import CheckpointConfig, Config, ModelConfig, TrainerConfig
 from r1.parallel import Ranks, init_ranks
 from tests.tiny import make_tokenizer
+from tests.dist.leave import leave
 
 
 class Learner:
@@ -94,3 +95,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()

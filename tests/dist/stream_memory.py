@@ -19,6 +19,7 @@ from r1.parallel import gather_objects, init_ranks
 from r1.policy.lora_weights import local_part
 from r1.policy.model import load_model
 from r1.rollout.weight_sync import stream_weights
+from tests.dist.leave import leave
 
 
 class Allocations(TorchDispatchMode):
@@ -59,3 +60,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave()
