@@ -193,7 +193,7 @@ class TrainerConfig:
     deterministic: bool = False
     """Deterministic kernels: slower, equal runs bit for bit."""
     progress: bool = True
-    """Progress bars for rollout and update."""
+    """Progress bars for rollout and update, on a terminal."""
     profile_steps: tuple[int, ...] = ()
     """Steps that are recorded, as a trace and on a GPU a memory history, in the run folder's profile/; the first step
     compiles and allocates, so take later ones."""

@@ -165,8 +165,8 @@ class Policy:
         steps = list(zip(minibatches, global_valid_tokens, strict=True)) * self.config.update.ppo_epochs
         totals: dict[str, Tensor] = {}
         norms: list[float] = []
-        quiet = self.ranks.rank != 0 or not self.config.trainer.progress
-        with tqdm(total=sum(len(m) for m, _ in steps), desc="update", leave=False, disable=quiet) as bar:
+        quiet = self.ranks.rank != 0 or not self.config.trainer.progress  # or None: where there is no terminal
+        with tqdm(total=sum(len(m) for m, _ in steps), desc="update", leave=False, disable=quiet or None) as bar:
             for minibatch, valid_tokens in steps:
                 for microbatch in minibatch:
                     self.recompute.begin_microbatch(microbatch.input_ids.numel())

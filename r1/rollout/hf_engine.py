@@ -94,7 +94,7 @@ class HfEngine:
         pairs = list(zip(prompts, groups, strict=True))
         with torch.random.fork_rng(devices=devices):
             for prompt, group in tqdm(
-                pairs, desc="rollout", leave=False, disable=not self._progress, dynamic_ncols=True
+                pairs, desc="rollout", leave=False, disable=not self._progress or None, dynamic_ncols=True
             ):
                 torch.manual_seed(request_seed(sampling.seed, group, 0))
                 rollouts += self._sample(prompt, group, sampling)

