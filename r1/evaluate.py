@@ -10,16 +10,13 @@ dotted path replaces; the second takes them, and the sets, from a training run's
 import argparse
 import json
 import logging
-import os
 import sys
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import PreTrainedTokenizerBase
 
@@ -29,14 +26,15 @@ from r1.data.setup import load_val_sets, make_renderer
 from r1.data.tokenizer import load_tokenizer
 from r1.dry_run import check_files
 from r1.evaluate_scores import Scored, answer_finder, score_prompt, summarize
-from r1.faults import hint
+from r1.faults import run_rank
 from r1.loggers_files import Pictures
-from r1.parallel import Ranks, gather_objects, init_ranks, seed_everything, world_from_env
+from r1.parallel import Ranks, gather_objects, init_ranks, is_first_rank, seed_everything, world_from_env
 from r1.policy.weights import WeightFiles
 from r1.rewards.runner import RewardRunner
 from r1.rollout.engines import ENGINES, Engine
 from r1.rollout.responses import decode_responses, reward_inputs, sample_record
 from r1.rollout.sampling import ModelFacts
+from r1.rollout.weight_sync import stream_weights
 from r1.types import SamplingParams
 
 SAMPLES_WITH_PICTURES = 32
@@ -112,12 +110,7 @@ def load_folder(engine: Engine, config: Config) -> None:
     full = facts.auto_class.from_pretrained(
         config.model.path, config=facts.hf_config, dtype=dtype, trust_remote_code=config.model.trust_remote_code
     )
-
-    def weights() -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in full.named_parameters():
-            yield name, parameter.detach()
-
-    return engine.load_weights(weights())
+    return engine.load_weights(stream_weights(full))
 
 
 def prepare(words: list[str]) -> tuple[Config, Path]:
@@ -133,7 +126,7 @@ def prepare(words: list[str]) -> tuple[Config, Path]:
     parser.add_argument("--data", nargs="+", help="sets, as data.val_files (default: the config's)")
     parser.add_argument("--output", help="folder for scores.json and samples.jsonl (default: runs/eval-<model>)")
     options, overrides = parser.parse_known_args(words)
-    quiet = os.environ.get("RANK", "0") != "0"
+    quiet = not is_first_rank()
     if options.config is None:
         if not (options.model and options.data):
             parser.error("give --config FILE, or --model MODEL and --data SET …")
@@ -216,7 +209,7 @@ def main() -> None:
     try:
         config, folder = prepare(sys.argv[1:])
     except ValueError as error:  # the same on every rank; one of them says it
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank():
             sys.stderr.write(f"error: {error}\n")
         sys.exit(2)
     seed_everything(config.trainer.seed, deterministic=config.trainer.deterministic)
@@ -224,13 +217,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-        sys.stdout.flush()
-        os._exit(0)  # threads of vLLM or torch that abort at exit must not undo that
-    except Exception as error:  # noqa: BLE001
-        # As in r1.train: a rank that fails must be gone at once, or the others wait for it in a collective.
-        traceback.print_exc()
-        sys.stderr.write(hint(error))
-        sys.stderr.flush()
-        os._exit(1)
+    run_rank(main)

@@ -1,8 +1,12 @@
-"""What to do about errors whose own message does not say: out of memory, and collectives that do not end."""
+"""How a rank ends, and what to do about errors whose own message does not say: out of memory, stuck collectives."""
 
 import contextlib
+import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 import torch
 
@@ -55,3 +59,23 @@ def hint(error: BaseException) -> str:
     if re.search(r"Connection closed by peer|Connection reset by peer|NCCL.*(remote|aborted)", text):
         return "hint: another rank ended first; its error is the one to read\n"
     return ""
+
+
+def leave(code: int = 0) -> NoReturn:
+    """End this process at once, all being saved and closed: threads of vLLM or torch that abort at exit must not undo
+    that."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_rank(main: Callable[[], None]) -> NoReturn:
+    """Run a rank's whole program and end the process: with status 0, or with 1 and the error on stderr."""
+    try:
+        main()
+    except Exception as error:  # noqa: BLE001
+        # A rank that fails must be gone at once, or the others wait for it in a collective: no clean-up that may hang.
+        traceback.print_exc()
+        sys.stderr.write(hint(error))
+        leave(1)
+    leave()

@@ -10,9 +10,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from r1.config import ParallelConfig
 
@@ -143,6 +145,31 @@ def _join_store(timeout: datetime.timedelta) -> Store:
     alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if alone else "0"
     return PrefixStore(f"r1/{attempt}", store)
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for the run; before there is a process group, by the launcher's word."""
+    rank = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    return rank == 0
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor, its own memory; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A DTensor gathered, which is collective; any other tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def set_whole(target: Tensor, values: Tensor) -> None:
+    """Copy this rank's shard of values that every rank holds, without a collective."""
+    values = values.to(device=target.device, dtype=target.dtype)
+    if isinstance(target, DTensor):
+        # src_data_rank=None: every rank slices what it already holds.
+        values = distribute_tensor(values, target.device_mesh, target.placements, src_data_rank=None).to_local()
+    local_part(target).copy_(values)
 
 
 def _free_port() -> int:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from r1.config import CheckpointConfig
+from r1.faults import leave
 from r1.parallel import gather_objects
 from r1.sections_training import time_of_deadline
 
@@ -119,13 +120,11 @@ def whereabouts(depth: int = 6) -> str:
 
 
 def exit_stopped() -> NoReturn:
-    """End this process at once after a stop, the run being saved: threads that abort at exit must not undo that."""
+    """End this process at once after a stop, the run being saved."""
     code = STOPPED
     if path := os.environ.get(STOP_FILE):
         Path(path).touch()
         code = 0
     elif int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0:
         code = 0  # bare torchrun would start the ranks again at once
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(code)

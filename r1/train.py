@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -25,11 +24,11 @@ from r1.config_help import help_text, topic_of
 from r1.data.setup import load_data
 from r1.dry_run import check_files, dry_run
 from r1.evaluate import evaluate
-from r1.faults import hint
+from r1.faults import run_rank
 from r1.loggers import Logger, check_installed
 from r1.loggers_environment import write_environment
 from r1.metrics import Timer, step_metrics
-from r1.parallel import Ranks, init_ranks, seed_everything, world_from_env
+from r1.parallel import Ranks, init_ranks, is_first_rank, seed_everything, world_from_env
 from r1.policy.critic import Critic
 from r1.policy.policy import Policy
 from r1.preempt import Stopper, exit_stopped
@@ -214,12 +213,11 @@ def parse_arguments(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def prepare(words: list[str]) -> Config | None:
     """Everything that can fail before a process group or a model exists; None when that was all that was asked for."""
     options, overrides = parse_arguments(words)
-    rank = int(os.environ.get("RANK", "0"))
     asked, topic = topic_of(overrides)
     if asked:
         sys.stdout.write(help_text(load_config(options.config), topic) + "\n")
         return None
-    config = load_config(options.config, ["--help"] if topic == "all" else overrides, quiet=rank != 0)
+    config = load_config(options.config, ["--help"] if topic == "all" else overrides, quiet=not is_first_rank())
     world_size, local_world_size = world_from_env()
     if options.dry_run:
         world_size = options.world_size or world_size
@@ -230,7 +228,7 @@ def prepare(words: list[str]) -> Config | None:
     check_files(config)
     check_installed(config.trainer.loggers)
     for line in check_resume(config):
-        if rank == 0:
+        if is_first_rank():
             _log.warning("%s", line)
     return config
 
@@ -260,14 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # all is saved and closed: threads of vLLM or torch that abort at exit must not undo that
-    except Exception as error:  # noqa: BLE001
-        # A rank that fails must be gone at once, or the others wait for it in a collective: no clean-up that may hang.
-        traceback.print_exc()
-        sys.stderr.write(hint(error))
-        sys.stderr.flush()
-        os._exit(1)
+    run_rank(main)

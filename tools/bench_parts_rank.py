@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import sys
 import time
 import traceback
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from r1.config import Config, load_config
 from r1.data.setup import load_data
-from r1.faults import is_out_of_memory
+from r1.faults import is_out_of_memory, run_rank
 from r1.parallel import gather_objects, init_ranks, seed_everything
 from r1.policy.policy import Policy
 from r1.policy.recompute import Recompute
@@ -168,11 +167,4 @@ def main(request_path: str) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-        sys.stdout.flush()
-        os._exit(0)  # as r1.train does: threads of vLLM that abort at exit are of no interest
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    run_rank(lambda: main(sys.argv[1]))

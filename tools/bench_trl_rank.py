@@ -1,10 +1,8 @@
 """The program behind `bench.py trl`: TRL's GRPOTrainer does the work of a step, cycle after cycle."""
 
 import json
-import os
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
 from r1.config import Config, load_config
+from r1.faults import run_rank
 from r1.metrics import GpuMemory, peak_memory_gib
 from tools.bench_trl import trl_settings
 from tools.bench_work import Work
@@ -146,11 +145,4 @@ def make_arguments(work: Work, config: Config, request: dict[str, Any]) -> GRPOC
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1])
-        sys.stdout.flush()
-        os._exit(0)  # threads of vLLM that abort at exit are of no interest
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    run_rank(lambda: main(sys.argv[1]))

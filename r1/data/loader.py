@@ -3,7 +3,6 @@
 The order is a function of (seed, step), the same on any number of ranks: there is nothing to save and nothing to lose.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from r1.data.mixture import Mixture, check_columns, permutation, weighted_order
 from r1.data.prompt import Renderer
 from r1.data.scan import Scan, renderers_by_folder, scan_rows, summary
 from r1.data.sources import as_sources
+from r1.parallel import is_first_rank
 from r1.types import Prompt
 
 __all__ = ["Loader", "check_columns"]
@@ -63,7 +63,8 @@ class Loader:
         self.rows = Mixture(as_sources(source), config)
         self.name = self.rows.name
         self._renderers = renderers_by_folder(self.rows, renderer, config)
-        with tqdm(total=len(self.rows), desc=f"check {self.name}", unit="row", delay=1, disable=not _speaks()) as bar:
+        quiet = not is_first_rank()
+        with tqdm(total=len(self.rows), desc=f"check {self.name}", unit="row", delay=1, disable=quiet) as bar:
             pool = self._pool if renderer.vision is not None else None
             scan = scan_rows(
                 self.rows,
@@ -219,21 +220,17 @@ class Loader:
                 f"all {total} rows of {self.name} have prompts longer than "
                 f"data.max_prompt_length={config.max_prompt_length} tokens; raise it, or lower data.max_pixels"
             )
-        if self.skipped and _speaks():
+        if self.skipped and is_first_rank():
             tqdm.write(
                 f"{self.name}: {self.skipped} of {total} rows skipped, they cannot be used (data.on_bad_row=skip)"
             )
             for line in summary(self.rows, scan.faults):
                 tqdm.write(f"  {line}")
-        if self.dropped and _speaks():
+        if self.dropped and is_first_rank():
             tqdm.write(
                 f"{self.name}: {self.dropped} of {total} rows dropped, their prompts are longer than "
                 f"data.max_prompt_length={config.max_prompt_length} tokens"
             )
-
-
-def _speaks() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _num_bytes(prompt: Prompt) -> int:

@@ -1,12 +1,10 @@
 """PPO's value model: the policy's architecture and starting weights with a value head, on the same FSDP2 stack."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from r1.algorithms.advantage import gae_returns
 from r1.algorithms.scores import scores_of
@@ -14,8 +12,16 @@ from r1.config import Config
 from r1.faults import memory_explained
 from r1.parallel import Ranks, gather_objects
 from r1.policy.model import load_model
-from r1.policy.offload import HostMemory, fetch_optimizer, free_cache, reshard, store_model, store_optimizer
-from r1.policy.optim import make_optimizer, make_scheduler, optimizer_step
+from r1.policy.offload import (
+    HostMemory,
+    fetch_model,
+    fetch_optimizer,
+    free_cache,
+    reshard,
+    store_model,
+    store_optimizer,
+)
+from r1.policy.optim import make_optimizer, make_scheduler, mean_norm, optimizer_step
 from r1.policy.packing import Microbatch
 from r1.policy.policy import sum_tensors
 from r1.policy.sequence_parallel import split_sequence
@@ -49,8 +55,7 @@ class Critic:
 
     def wake(self) -> None:
         """Bring the weights back to the GPU."""
-        if self.ranks.device.type == "cuda":
-            cast(nn.Module, self.model).to(self.ranks.device, non_blocking=True)
+        fetch_model(self.model, self.ranks.device)
 
     def sleep(self, *, updated: bool) -> None:
         """Give the GPU's memory to the engine and the policy; updated: since it woke, and with its optimizer."""
@@ -109,5 +114,4 @@ class Critic:
         self.sleep(updated=True)
         copies = len(steps) * self.ranks.sequence_parallel_size
         metrics = {name: value / copies for name, value in sum_tensors(totals).items()}
-        finite = [norm for norm in norms if math.isfinite(norm)]  # the others' steps were left out
-        return metrics | {"critic/grad_norm": sum(finite) / max(len(finite), 1)}
+        return metrics | {"critic/grad_norm": mean_norm(norms)}

@@ -12,20 +12,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from r1.config import LoraConfig
-from r1.policy.lora_weights import file_name, is_adapter, local_part
+from r1.parallel import local_part, set_whole
+from r1.policy.lora_weights import file_name, is_adapter
+from r1.policy.parts import part_of
 
 if TYPE_CHECKING:
     import peft
 
 
-def _part_of(name: str) -> str:
-    if "visual" not in name.split("."):
-        return "language"
-    return "projector" if "merger" in name else "vision"
+_PARTS = {"language": "language_model", "projector": "projector", "vision": "vision_tower"}
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -57,12 +55,13 @@ def target_names(model: PreTrainedModel, config: LoraConfig) -> list[str]:
         ValueError: a pattern of target_modules fits none of them.
     """
     saved = saved_names(model, config)
+    parts = {_PARTS[part] for part in config.parts}
     free = [
         name
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
         and name.startswith("model.")
-        and _part_of(name) in config.parts
+        and part_of(name) in parts
         and not any(name == whole or name.startswith(f"{whole}.") for whole in saved)
         and not any(_matches(name, pattern) for pattern in _patterns(config.exclude_modules))
     ]
@@ -137,11 +136,11 @@ def start_adapters(model: PreTrainedModel, config: LoraConfig) -> None:
         if not is_adapter(name):
             continue
         if saved is not None:
-            _set_whole(parameter, saved[file_name(name)])
+            set_whole(parameter, saved[file_name(name)])
         elif ".lora_A." in name:
             # Uniform within 1 / sqrt(inputs), as peft draws it.
             whole = torch.rand(parameter.shape, generator=generator) * 2 - 1
-            _set_whole(parameter, whole / math.sqrt(parameter.shape[1]))
+            set_whole(parameter, whole / math.sqrt(parameter.shape[1]))
         elif ".lora_B." in name:
             local_part(parameter).zero_()
         elif ".lora_magnitude_vector." in name:
@@ -189,15 +188,6 @@ def _read_adapter(model: PreTrainedModel, config: LoraConfig) -> dict[str, Tenso
             f"target_modules {there.target_modules} and modules_to_save {there.modules_to_save}"
         )
     return tensors
-
-
-def _set_whole(parameter: Tensor, whole: Tensor) -> None:
-    """Copy this rank's rows of a tensor that every rank holds."""
-    whole = whole.to(device=parameter.device, dtype=parameter.dtype)
-    if isinstance(parameter, DTensor):
-        shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        whole = shard.to_local()
-    local_part(parameter).copy_(whole)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from r1.parallel import local_part, whole
+
 ADAPTER = "default"  # peft's name for the only one
 _COPY = f".modules_to_save.{ADAPTER}."
 
@@ -25,11 +27,6 @@ def file_name(name: str) -> str:
     """The name of an adapter's parameter in peft's files."""
     name = name.replace(f".lora_magnitude_vector.{ADAPTER}.weight", ".lora_magnitude_vector")
     return "base_model.model." + name.replace(_COPY, ".").replace(f".{ADAPTER}.", ".")
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """This rank's rows."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def merged_weight(
@@ -66,7 +63,7 @@ def _merged(layer: Any) -> Tensor:
     magnitude = local_part(layer.lora_magnitude_vector[ADAPTER].weight) if layer.lora_magnitude_vector else None
     rows = merged_weight(
         local_part(weight),
-        lora_a.full_tensor() if isinstance(lora_a, DTensor) else lora_a,
+        whole(lora_a),
         local_part(layer.lora_B[ADAPTER].weight),
         layer.scaling[ADAPTER],
         magnitude,

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,10 +18,12 @@ from transformers import (
 )
 
 from r1.config import ModelConfig
+from r1.parallel import set_whole
 from r1.policy.attention import PACKED, VISION, Packing
 from r1.policy.logprobs import Head, Scored, score_tokens
 from r1.policy.lora import add_adapters, set_dropout, start_adapters
 from r1.policy.lora_weights import base_name
+from r1.policy.parts import part_of
 from r1.policy.weights import fill_shards, find_on_all_ranks
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -143,12 +144,7 @@ def _fill(model: nn.Module, full: nn.Module | None, device: torch.device) -> Non
             whole.copy_(source[base_name(name)])
         if dist.is_initialized():
             dist.broadcast(whole, 0)
-        if isinstance(target, DTensor):
-            # src_data_rank=None: every rank slices what it already holds, without another broadcast.
-            shard = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-            target.to_local().copy_(shard.to_local())
-        else:
-            target.copy_(whole)
+        set_whole(target, whole)
 
 
 def _choose_trained(model: PreTrainedModel, config: ModelConfig, master: torch.dtype, *, trainable: bool) -> None:
@@ -157,9 +153,9 @@ def _choose_trained(model: PreTrainedModel, config: ModelConfig, master: torch.d
         model.requires_grad_(False)
     elif config.lora.rank:
         add_adapters(model, config.lora, master)
-    elif config.freeze_vision_tower and hasattr(model.model, "visual"):
-        for name, parameter in model.model.visual.named_parameters():
-            parameter.requires_grad_("merger" in name)  # the projector goes on learning
+    elif config.freeze_vision_tower:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(part_of(name) != "vision_tower")  # the projector goes on learning
 
 
 def load_model(

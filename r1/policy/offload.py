@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from r1.config import Config
+from r1.parallel import local_part
 
 _log = logging.getLogger(__name__)
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ def free_cache(device: torch.device) -> None:
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of this rank's shards, wherever they are."""
-    return sum(_local(t).numel() * t.element_size() for t in tensors)
+    return sum(local_part(t).numel() * t.element_size() for t in tensors)
 
 
 def state_tensors(optimizer: Optimizer) -> list[Tensor]:
@@ -62,10 +62,10 @@ class HostMemory:
         held = self._held.get(key)
         if held is None:
             held = self._held[key] = tensor.detach().to(CPU, copy=True)
-            if tensor.device.type == "cuda" and _page_lock(_local(held)):
-                self._locked.append(_local(held))
+            if tensor.device.type == "cuda" and _page_lock(local_part(held)):
+                self._locked.append(local_part(held))
         elif changed:
-            _local(held).copy_(_local(tensor), non_blocking=True)
+            local_part(held).copy_(local_part(tensor), non_blocking=True)
         return held
 
 
@@ -73,10 +73,6 @@ def await_copies() -> None:
     """Until copies between host and GPU are done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _page_lock(tensor: Tensor) -> bool:
@@ -128,6 +124,12 @@ def store_model(model: nn.Module, memory: HostMemory, *, changed: Callable[[Tens
     model._apply(lambda tensor: held[id(tensor)])  # as model.to does, but into our memory
 
 
+def fetch_model(model: nn.Module, device: torch.device) -> None:
+    """Start moving this rank's shards to the device, if they are not there; nothing on CPU."""
+    if device.type == "cuda":
+        model.to(device, non_blocking=True)
+
+
 def store_optimizer(optimizer: Optimizer, memory: HostMemory) -> None:
     """Move its states to host memory."""
     _move_states(optimizer, lambda key, tensor: memory.hold(key, tensor))
@@ -177,8 +179,7 @@ class Offload:
             store_model(self._model, self._memory["params"], changed=lambda tensor: tensor.requires_grad)
 
     def fetch_params(self) -> None:
-        if self._device.type == "cuda":
-            self._model.to(self._device, non_blocking=True)
+        fetch_model(self._model, self._device)
 
     def store_reference(self) -> None:
         """Nothing is copied where its weights in host memory are as they were: where no step moves it."""
@@ -190,13 +191,12 @@ class Offload:
                 free_cache(self._device)
 
     def fetch_reference(self) -> None:
-        if self._reference is not None and self._device.type == "cuda":
-            self._reference.to(self._device, non_blocking=True)
+        if self._reference is not None:
+            fetch_model(self._reference, self._device)
 
     def store_optimizer(self) -> None:
         if self._leaves("optimizer"):
             store_optimizer(self._optimizer, self._memory["optimizer"])
-            free_cache(self._device)
 
     def fetch_optimizer(self) -> None:
         """Start copying the states in, if they are in host memory; forward and backward passes go on meanwhile."""

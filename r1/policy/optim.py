@@ -3,28 +3,21 @@
 import logging
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from r1.config import OptimConfig
+from r1.parallel import is_first_rank, whole
+from r1.policy.parts import part_of
 
 _log = logging.getLogger(__name__)
 KAHAN_MAX_BETA2 = 0.99
-
-
-def part_of(name: str) -> str:
-    """The part of the model that a parameter belongs to, by its name: vision_tower, projector or language_model."""
-    words = name.split(".")  # words of a name, not its start: adapters stand under names of their own
-    if "visual" not in words:
-        return "language_model"
-    return "projector" if any("merger" in word for word in words) else "vision_tower"
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
@@ -95,7 +88,7 @@ def _kahan_adamw(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer
     from optimi import AdamW as KahanAdamW
 
     beta1, beta2 = config.betas
-    if beta2 > KAHAN_MAX_BETA2 and (not dist.is_initialized() or dist.get_rank() == 0):
+    if beta2 > KAHAN_MAX_BETA2 and is_first_rank():
         _log.warning("optim.betas: bfloat16 states cannot follow beta2=%s, %s is used", beta2, KAHAN_MAX_BETA2)
     betas = (beta1, min(beta2, KAHAN_MAX_BETA2))
     return KahanAdamW(groups, lr=config.lr, betas=betas, eps=config.eps, kahan_sum=True, triton=False)
@@ -138,7 +131,7 @@ def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float)
     """
     parameters = [p for p in model.parameters() if p.grad is not None]
     total = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    norm = total.full_tensor() if isinstance(total, DTensor) else total
+    norm = whole(total)
     value = float(norm)
     finite = math.isfinite(value)
     if finite:
@@ -146,6 +139,12 @@ def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return value, finite
+
+
+def mean_norm(norms: Sequence[float]) -> float:
+    """Of the optimizer steps that were taken: those whose gradient norm is finite."""
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    return sum(finite) / max(len(finite), 1)
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:

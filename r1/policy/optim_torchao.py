@@ -9,6 +9,8 @@ from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 from torchao.optim import _AdamW as TorchaoAdamW
 from torchao.optim.subclass_8bit import OptimState8bit
 
+from r1.parallel import local_part
+
 
 class _OnShards:
     """What torchao's optimizers lack for FSDP2's shards."""
@@ -45,7 +47,7 @@ class AdamW8bit(_OnShards, TorchaoAdamW8bit):
         `quantized` makes the very same state of it: a block's largest value is stored as 1 or -1 times its scale, so
         that the scale is found again, though 8 bits hold -0.993 for the latter.
         """
-        local: Any = value.to_local() if isinstance(value, DTensor) else value
+        local: Any = local_part(value)
         if not isinstance(local, OptimState8bit):
             return value
         table = local.qmap.clone()

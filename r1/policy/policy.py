@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -17,14 +16,14 @@ from r1.algorithms.loss import LOSSES, Tokens, kl_to_reference, microbatch_loss
 from r1.algorithms.named import function_of
 from r1.config import Config
 from r1.faults import memory_explained
-from r1.parallel import Ranks, gather_objects
+from r1.parallel import Ranks, gather_objects, local_part
 from r1.policy.attention import choose_backend, register
 from r1.policy.balance import plan_minibatch
 from r1.policy.logprobs import Head, Scored
 from r1.policy.lora import adapters_off, base_head, set_dropout
 from r1.policy.model import load_model
 from r1.policy.offload import Offload, free_cache, reshard
-from r1.policy.optim import learning_rates, make_optimizer, make_scheduler, optimizer_step
+from r1.policy.optim import learning_rates, make_optimizer, make_scheduler, mean_norm, optimizer_step
 from r1.policy.packing import Microbatch, pack
 from r1.policy.recompute import Recompute
 from r1.policy.router_load import RouterLoad
@@ -189,10 +188,9 @@ class Policy:
         return metrics
 
     def _end_update(self, norms: Sequence[float]) -> dict[str, float]:
-        finite = [norm for norm in norms if math.isfinite(norm)]
         metrics = {
-            "policy/grad_norm": sum(finite) / max(len(finite), 1),
-            "policy/skipped_steps": float(len(norms) - len(finite)),
+            "policy/grad_norm": mean_norm(norms),
+            "policy/skipped_steps": float(sum(not math.isfinite(norm) for norm in norms)),
         } | learning_rates(self.optimizer)
         self.scheduler.step()
         set_dropout(self.model, False)
@@ -253,8 +251,8 @@ class Policy:
         assert self.reference is not None, "there is no reference to move"
         reshard(self.model)
         for ours, theirs in zip(self.model.parameters(), self.reference.parameters(), strict=True):
-            target = cast(DTensor, theirs).to_local()
-            target.lerp_(cast(DTensor, ours).to_local().to(target.device, target.dtype), fraction)
+            target = local_part(theirs)
+            target.lerp_(local_part(ours).to(target.device, target.dtype), fraction)
 
     def before_cache(self) -> None:
         """The engine holds the weights now: make room for its KV cache."""

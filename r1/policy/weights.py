@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-from r1.parallel import gather_objects
+from r1.parallel import gather_objects, local_part
 from r1.policy.expert_weights import Place, StackedExperts, TurnedExperts, expert_places
 from r1.policy.lora_weights import base_name
 
@@ -141,7 +141,7 @@ def fill_shards(model: PreTrainedModel, files: WeightFiles) -> None:
     kept = model.state_dict().keys()
     buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
     for name, target in [*model.named_parameters(), *buffers]:
-        local = target.to_local() if isinstance(target, DTensor) else target
+        local = local_part(target)
         if base_name(name) not in files:
             local.zero_()
         elif local.numel():

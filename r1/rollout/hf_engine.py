@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from r1.config import Config
+from r1.parallel import is_first_rank
 from r1.rollout.sampling import ModelFacts, WeightNames, make_rollout, request_seed
 from r1.types import Prompt, Rollout, SamplingParams
 
@@ -66,7 +67,7 @@ class HfEngine:
         self._names = WeightNames.of(self._model)
         # The folder's own sampling defaults (Qwen2.5-VL's repetition penalty, say) must not leak into ours.
         self._model.generation_config = GenerationConfig()
-        self._progress = config.trainer.progress and _rank() == 0
+        self._progress = config.trainer.progress and is_first_rank()
 
     def wake(self) -> None:
         """Nothing to do: the weights stay where they are."""
@@ -160,7 +161,3 @@ class HfEngine:
         if sampling.temperature > 0 and sampling.top_p < 1:
             processors.append(TopPLogitsWarper(sampling.top_p))
         return processors
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

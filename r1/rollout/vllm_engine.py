@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from r1.config import Config
+from r1.parallel import is_first_rank
 from r1.policy.expert_weights import published_layout
 from r1.rollout.host import callers_state, set_environment
 from r1.rollout.sampling import ModelFacts, make_rollout, override_fields, request_seed
@@ -50,8 +51,7 @@ class VllmEngine:
         self._device = device
         self._facts = ModelFacts.load(model_path, config.model)
         self._trust_remote_code = config.model.trust_remote_code
-        speaks = not dist.is_initialized() or dist.get_rank() == 0
-        self._progress = config.trainer.progress and speaks and sys.stderr.isatty()
+        self._progress = config.trainer.progress and is_first_rank() and sys.stderr.isatty()
         self._asleep = False
         self._names = self._facts.weight_names(trust_remote_code=self._trust_remote_code)
         set_environment(device)

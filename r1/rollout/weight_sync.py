@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from r1.parallel import whole
 from r1.policy.lora_weights import merged_parameters
 
 
@@ -26,4 +26,4 @@ def stream_weights(model: nn.Module, *, dtype: torch.dtype | None = None) -> Ite
         tensor = parameter.detach()
         if dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(dtype)
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        yield name, whole(tensor)

@@ -12,7 +12,7 @@ from r1.data.loader import Loader
 from r1.data.prompt import Renderer
 from r1.data.vision import Sizes
 from tests.tiny import make_processor
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from tests.dist import life
-from tests.dist.leave import leave
+from r1.faults import leave
 
 PATIENCE_S = 30  # in which a rank must notice that the other is gone
 TERMINATE_S = 10  # after which it is told, as torchrun tells it at once: one that waits to meet the other cannot notice

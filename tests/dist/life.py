@@ -10,7 +10,6 @@ import os
 import resource
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,13 +32,12 @@ from r1.config import (
     TrainerConfig,
     UpdateConfig,
 )
-from r1.faults import hint
+from r1.faults import run_rank
 from r1.loggers import Logger
 from r1.parallel import init_ranks, seed_everything
 from r1.policy.policy import Policy
 from r1.preempt import Stopper, exit_stopped
 from tests.test_policy_packing import make_prompts, make_rollouts
-from tests.dist.leave import leave
 
 
 def make_config(options: dict) -> Config:
@@ -129,17 +127,9 @@ def live(options: dict) -> bool:
 
 def main(options: dict) -> None:
     """live, ending as r1.train does."""
-    try:
-        finished = live(options)
-    except Exception as error:  # noqa: BLE001
-        traceback.print_exc()
-        sys.stderr.write(hint(error))
-        sys.stderr.flush()
-        os._exit(1)
-    if not finished:
+    if not live(options):
         exit_stopped()
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
-    leave()
+    run_rank(lambda: main(json.loads(sys.argv[1])))

@@ -21,7 +21,7 @@ from r1.parallel import Ranks, init_ranks
 from r1.policy.offload import HostMemory, store_optimizer
 from r1.policy.policy import Policy
 from tests.dist import life
-from tests.dist.leave import leave
+from r1.faults import leave
 
 AXES = ("replicate", "shard")
 

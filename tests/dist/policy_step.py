@@ -32,7 +32,7 @@ from r1.policy.policy import Policy
 from r1.rollout.weight_sync import stream_weights
 from r1.types import Prompt, Rollout
 from tests.test_policy_packing import make_prompts, make_rollouts
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 def make_config(

@@ -21,7 +21,7 @@ from r1.parallel import Ranks, init_ranks
 from r1.policy.policy import Policy
 from r1.rewards.runner import RewardRunner
 from r1.rollout.sampler import Sampler
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 def make_config(plan: dict[str, Any], rollout_seed: int, data_seed: int) -> Config:

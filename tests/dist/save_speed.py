@@ -22,7 +22,7 @@ from r1.checkpoint import Checkpoints, TrainerState
 from r1.config import CheckpointConfig, Config, ModelConfig, TrainerConfig
 from r1.parallel import Ranks, init_ranks
 from tests.tiny import make_tokenizer
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 class Learner:

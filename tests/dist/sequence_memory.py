@@ -25,7 +25,7 @@ from r1.metrics import peak_memory_gib
 from r1.parallel import gather_objects, init_ranks
 from r1.policy.policy import Policy
 from r1.types import Prompt, Rollout
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 def resident_gib() -> float:

@@ -15,11 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from r1.config import LoraConfig, ModelConfig, ParallelConfig
-from r1.parallel import gather_objects, init_ranks
-from r1.policy.lora_weights import local_part
+from r1.parallel import gather_objects, init_ranks, local_part
 from r1.policy.model import load_model
 from r1.rollout.weight_sync import stream_weights
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 class Allocations(TorchDispatchMode):

@@ -17,7 +17,7 @@ from r1.parallel import Ranks, gather_objects, init_ranks
 from r1.policy.policy import Policy
 from r1.rollout.vllm_engine import VllmEngine
 from r1.rollout.weight_sync import stream_weights
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 class InFlight:

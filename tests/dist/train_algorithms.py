@@ -27,7 +27,7 @@ from r1.parallel import init_ranks, seed_everything
 from r1.preempt import Stopper
 from r1.rewards.runner import RewardRunner
 from r1.train import train
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 def make_config(name: str, scenario: dict[str, Any], plan: dict[str, Any]) -> Config:

@@ -17,7 +17,7 @@ from r1.parallel import init_ranks
 from r1.policy.attention import register
 from r1.policy.model import _build, load_model, load_model_config
 from r1.policy.weights import WeightFiles, find_on_all_ranks
-from tests.dist.leave import leave
+from r1.faults import leave
 
 
 def compare(folder: str, mesh: Any, **options: Any) -> dict[str, Any]:
