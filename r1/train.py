@@ -21,6 +21,7 @@ from r1.checkpoint import Checkpoints, TrainerState
 from r1.checkpoint_resume import check_resume
 from r1.config import Config, config_to_json, load_config
 from r1.config_help import help_text, topic_of
+from r1.data.loader import Loader
 from r1.data.setup import load_data
 from r1.dry_run import check_files, dry_run
 from r1.evaluate import evaluate
@@ -41,19 +42,15 @@ _log = logging.getLogger(__name__)
 
 def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper) -> bool:
     """The loop: sample, score, update; now and then validate and save. Every rank runs it in step; False: stopped."""
-    tokenizer, processor, loader, val_sets = load_data(config)
-    num_steps = config.num_steps(loader.num_rows)
     advantage_fn = function_of(config.algorithm.advantage, ADVANTAGES, option="algorithm.advantage")
-    policy = Policy(config, ranks, num_steps)
-    critic = Critic(config, ranks, policy.backend, num_steps) if config.algorithm.advantage == "gae" else None
-    sampler = Sampler(config, ranks, policy, tokenizer, rewards, loader.renderer.mm_processor_kwargs)
-    checkpoints = Checkpoints(config, tokenizer=tokenizer, processor=processor)
+    loader, val_sets, policy, critic, sampler, checkpoints = load_parts(config, ranks, rewards)
+    num_steps = config.num_steps(loader.num_rows)
     start, reason = resume(checkpoints, policy, sampler, critic), None
     log = RankZeroLog(config, ranks, num_steps, start)
 
     def validate(step: int) -> dict[str, float]:
         with sampler.awake() as engine:
-            metrics, samples = evaluate(config, ranks, engine, val_sets, rewards, tokenizer)
+            metrics, samples = evaluate(config, ranks, engine, val_sets, rewards, sampler.tokenizer)
         log.samples(step, "val", samples)
         return metrics
 
@@ -98,6 +95,24 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
     return reason is None
 
 
+def load_parts(
+    config: Config, ranks: Ranks, rewards: RewardRunner
+) -> tuple[Loader, list[Loader], Policy, Critic | None, Sampler, Checkpoints]:
+    """Data, models and engine, and how long each took."""
+    timer = Timer()
+    with timer("data"):
+        tokenizer, processor, loader, val_sets = load_data(config)
+    num_steps = config.num_steps(loader.num_rows)
+    with timer("policy"):
+        policy = Policy(config, ranks, num_steps)
+        critic = Critic(config, ranks, policy.backend, num_steps) if config.algorithm.advantage == "gae" else None
+    with timer("engine"):
+        sampler = Sampler(config, ranks, policy, tokenizer, rewards, loader.renderer.mm_processor_kwargs)
+    say("loaded: " + ", ".join(f"{part} {seconds:.0f} s" for part, seconds in timer.seconds.items()))
+    checkpoints = Checkpoints(config, tokenizer=tokenizer, processor=processor)
+    return loader, val_sets, policy, critic, sampler, checkpoints
+
+
 def validates_first(config: Config, checkpoints: Checkpoints, start: int) -> bool:
     """Whether to validate before any step: a run that goes on from a checkpoint of its own has done that."""
     return config.trainer.val_only or (config.trainer.val_before_train and not (start and checkpoints.latest()))
@@ -137,6 +152,13 @@ def save(
     checkpoints.save(state, policy, critic=critic, reference=moving_reference(policy), metrics=metrics)
 
 
+def say(text: str) -> None:
+    """A line on the console, from one rank."""
+    if is_first_rank():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
 class RankZeroLog:
     """The loggers, on rank 0; nothing on the others. Remembers validation for the last lines."""
 
@@ -150,12 +172,7 @@ class RankZeroLog:
             write_environment(folder / "environment.json", ranks, num_steps=num_steps, start=start)
             self.logger = Logger(config, folder, num_steps=num_steps, resumed_step=start)
             if start:
-                self.say(f"resumed after step {start} of {num_steps}")
-
-    def say(self, text: str) -> None:
-        if self.logger is not None:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+                say(f"resumed after step {start} of {num_steps}")
 
     def metrics(self, step: int, metrics: dict[str, float]) -> None:
         validation = {name: value for name, value in metrics.items() if name.startswith("val/")}
@@ -177,15 +194,13 @@ class RankZeroLog:
         """The last lines: validation before and after, where things lie, and what to type next."""
         for name in sorted(self.last):
             if name in self.first and name.endswith(("/accuracy", "/reward")):
-                self.say(f"{name}: {self.first[name]:.3f} before, {self.last[name]:.3f} after")
-        self.say(f"run folder: {self.config.run_dir} (report.html, metrics.jsonl, samples.jsonl, tensorboard/)")
+                say(f"{name}: {self.first[name]:.3f} before, {self.last[name]:.3f} after")
+        say(f"run folder: {self.config.run_dir} (report.html, metrics.jsonl, samples.jsonl, tensorboard/)")
         if checkpoint is not None:
-            self.say(
-                f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged"
-            )
+            say(f"to use the model: python tools/merge.py {self.config.run_dir} --output {self.config.run_dir}/merged")
         if stopped and checkpoint is not None:
-            self.say(f"stopped by {stopped}, saved as {checkpoint.name}; the same command goes on from there")
-        self.say(f"done in {time.monotonic() - self.began:.0f} s")
+            say(f"stopped by {stopped}, saved as {checkpoint.name}; the same command goes on from there")
+        say(f"done in {time.monotonic() - self.began:.0f} s")
         if self.logger is not None:
             self.logger.close()
 

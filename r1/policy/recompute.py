@@ -13,6 +13,9 @@ from r1.policy.model import text_layers
 SPARE = 0.08
 """Share of the GPU that is left free: what the allocator loses between blocks of unlike sizes."""
 
+FULL = 0.02
+"""Below this share free the allocator's cache is handed back: kernels that CUDA loads on their first use need room."""
+
 
 class Recompute:
     """Lets as many layers keep their activations as the GPU has room for; measured as training goes, not guessed.
@@ -43,6 +46,9 @@ class Recompute:
         if not self._base_peak:
             self._base_tokens = max(self._base_tokens, num_tokens)
         elif self._bytes_per_token:
+            free, total = torch.cuda.mem_get_info(self._device)
+            if free < FULL * total:  # blocks of the last microbatch, of other sizes than this one needs
+                torch.cuda.empty_cache()
             kept = int(max(0.0, self._room(num_tokens)) / (self._bytes_per_token * num_tokens))
             if self._sequence is not None:
                 fewest = torch.tensor(kept, device=self._device)

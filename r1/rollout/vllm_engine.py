@@ -85,6 +85,11 @@ class VllmEngine:
             "seed": 0,  # every request brings its own
             "disable_log_stats": True,
         }
+        if on_cpu:
+            # A prompt prefilled in pieces draws a token after each and takes the draw back, which a seeded generator
+            # does on CUDA only: "CPU Generator does not use offset".
+            arguments["enable_chunked_prefill"] = False
+            arguments["max_num_batched_tokens"] = max(rollout.max_num_batched_tokens, config.max_model_len)
         if config.model.override_config:
             arguments["hf_overrides"] = functools.partial(override_fields, overrides=config.model.override_config)
         if not on_cpu and hasattr(self._facts.hf_config.get_text_config(), "num_experts"):
