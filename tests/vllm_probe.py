@@ -49,7 +49,11 @@ def make_config(folder: Path, *, tensor_parallel_size: int = 1) -> Config:
         data=DataConfig(max_prompt_length=256, max_response_length=64, rollout_batch_size=4),
         update=UpdateConfig(global_batch_size=4),
         rollout=RolloutConfig(
-            limit_images=2, kv_cache_gib=0.03, max_num_seqs=16, tensor_parallel_size=tensor_parallel_size
+            limit_images=2,
+            kv_cache_gib=0.03,
+            max_num_seqs=16,
+            max_num_batched_tokens=64,  # fewer than the prompts of a step have
+            tensor_parallel_size=tensor_parallel_size,
         ),
         trainer=TrainerConfig(progress=False),
     )

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,6 +24,7 @@ from r1.policy.logprobs import Head, Scored, score_tokens
 from r1.policy.lora import add_adapters, set_dropout, start_adapters
 from r1.policy.lora_weights import base_name
 from r1.policy.parts import part_of
+from r1.policy.vision_tower import adapt_vision_tower
 from r1.policy.weights import fill_shards, find_on_all_ranks
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -108,15 +108,6 @@ def uses_liger(config: ModelConfig, device: torch.device) -> bool:
     return can if config.liger_kernel is None else config.liger_kernel
 
 
-def _embed_patches(self: nn.Conv3d, patches: Tensor) -> Tensor:
-    """[N, C, T, P, P] patches -> [N, E]: one product, as the kernel is as large as a patch.
-
-    The convolution itself took four times as long on a CPU, and in bfloat16 it is slow or wrong under some versions of
-    cuDNN (github.com/pytorch/pytorch/issues/166643 and 163539).
-    """
-    return F.linear(patches.flatten(1), self.weight.flatten(1), self.bias)
-
-
 def _set_attention(model: PreTrainedModel, backend: str) -> None:
     model.config.get_text_config()._attn_implementation = PACKED
     visual = getattr(model.model, "visual", None)
@@ -193,10 +184,10 @@ def load_model(
     reads_all = files is None and (not dist.is_initialized() or dist.get_rank() == 0)
     full = _build(config, hf_config, dtype, weights=True) if reads_all else None
     _set_attention(model, backend)
+    liger = uses_liger(config, device)
     if hasattr(model.model, "visual"):
-        projection = model.model.visual.patch_embed.proj
-        projection.forward = types.MethodType(_embed_patches, projection)
-    if uses_liger(config, device):
+        adapt_vision_tower(model.model.visual, liger=liger)
+    if liger:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
         _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)
