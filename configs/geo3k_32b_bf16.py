@@ -4,7 +4,7 @@
 
 Hardware: meant for 8 GPUs of 80 GB and 600 GB of host memory. Planned, not measured, by
 `python tools/plan.py --config configs/geo3k_32b_bf16.py --gpus 8xH100-80GB`: 76 of 79 GiB a GPU at the update's peak,
-55 while sampling; 250 GiB on the host for what is offloaded, and as much again while a checkpoint is written
+59 while sampling; 250 GiB on the host for what is offloaded, and as much again while a checkpoint is written
 (checkpoint.asynchronous=False waits instead). Microbatches and LM head chunks are half and a quarter of the default.
 Expect: test accuracy 0.50 before, 0.56 after (+0.06). Theirs, not ours: EasyR1's published table (its
 assets/baselines.md, v0.3.2), same model, data, batch sizes, learning rate and KL; not yet repeated with r1.

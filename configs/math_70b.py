@@ -4,8 +4,8 @@
     sbatch --nodes 4 launch/slurm.sbatch --config configs/math_70b.py
 
 Hardware: meant for 32 GPUs of 80 GB and 256 GB of host memory a node. Planned, not measured, by
-`python tools/plan.py --config configs/math_70b.py --gpus 32xH100-80GB`: 75 of 79 GiB a GPU at the update's peak (29
-of them gathered weights and gradients, 16 activations), 64 while sampling; 217 GiB a host, of which 135 only while a
+`python tools/plan.py --config configs/math_70b.py --gpus 32xH100-80GB`: 75 of 79 GiB a GPU at the update's peak (30
+of them gathered weights and gradients, 14 activations), 69 while sampling; 217 GiB a host, of which 135 only while a
 checkpoint is written. Each engine caches 736,000 tokens, 180 responses of full length.
 Expect: not run yet; batch sizes, learning rate and KL are those of configs/math12k.py.
 """

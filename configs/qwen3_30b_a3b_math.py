@@ -3,8 +3,8 @@
     torchrun --nproc_per_node 8 -m r1.train --config configs/qwen3_30b_a3b_math.py
 
 Hardware: meant for 8 GPUs of 80 GB and 600 GB of host memory. Planned, not measured, by
-`python tools/plan.py --config configs/qwen3_30b_a3b_math.py --gpus 8xH100-80GB`: 65 of 79 GiB a GPU at the update's
-peak, 63 while sampling; 500 GiB on the host, of which 228 only while a checkpoint is written
+`python tools/plan.py --config configs/qwen3_30b_a3b_math.py --gpus 8xH100-80GB`: 62 of 79 GiB a GPU at the update's
+peak, 67 while sampling; 500 GiB on the host, of which 228 only while a checkpoint is written
 (checkpoint.asynchronous=False waits instead). Each of the four engines caches 535,000 tokens.
 Expect: not run yet. Watch moe/max_share and moe/entropy, which each layer also has alone: an expert that no token is
 sent to does not learn. No loss pulls routers towards an even load. Watch mismatch/abs_mean, too: where rounding makes

@@ -3,8 +3,8 @@
     torchrun --nproc_per_node 8 -m r1.train --config configs/qwen3_vl_30b_a3b_geo3k.py
 
 Hardware: meant for 8 GPUs of 80 GB and 640 GB of host memory. Planned, not measured, by
-`python tools/plan.py --config configs/qwen3_vl_30b_a3b_geo3k.py --gpus 8xH100-80GB`: 68 of 79 GiB a GPU at the
-update's peak, 63 while sampling; 535 GiB on the host, of which 232 only while a checkpoint is written
+`python tools/plan.py --config configs/qwen3_vl_30b_a3b_geo3k.py --gpus 8xH100-80GB`: 65 of 79 GiB a GPU at the
+update's peak, 67 while sampling; 535 GiB on the host, of which 232 only while a checkpoint is written
 (checkpoint.asynchronous=False waits instead). Each of the four engines caches 524,000 tokens.
 Expect: not run yet; batch sizes, learning rate and KL are those of configs/geo3k.py. What to watch in a mixture of
 experts: configs/qwen3_30b_a3b_math.py.

@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # so that `python tools/plan.py` runs where r1 is not installed
 
 from r1.config import Config, LoraConfig, ModelConfig, load_config, override_config  # noqa: E402
-from tools.plan_memory import GIB, USABLE, Machines, Plan, plan  # noqa: E402
+from r1.policy.recompute import SPARE  # noqa: E402
+from tools.plan_held import Machines  # noqa: E402
+from tools.plan_memory import GIB, USABLE, Plan, plan  # noqa: E402
 from tools.plan_shapes import NAMES, known_config  # noqa: E402
 
 ROWS = (("1.5B", "qwen2.5-1.5b"), ("3B", "qwen2.5-3b"), ("7B", "qwen2.5-7b"), ("14B", "qwen2.5-14b"),
@@ -72,10 +74,11 @@ def find_model(path: str) -> PreTrainedConfig:
 def changes(config: Config, machines: Machines) -> Iterator[Step]:
     """What could be changed, the cheapest first: what costs no quality and little time, then time, then quality."""
     update, rollout, parallel = config.update, config.rollout, config.parallel
-    need = config.data.max_prompt_length + config.data.max_response_length
-    if not config.model.gradient_checkpointing:
-        yield "--model.gradient_checkpointing True", lambda c: replace(
-            c, model=replace(c.model, gradient_checkpointing=True))  # fmt: skip
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    least = -(-longest // parallel.sequence_parallel_size)  # tokens of a rank: a prompt and response must fit
+    if config.model.gradient_checkpointing is False:
+        yield "--model.gradient_checkpointing None", lambda c: replace(
+            c, model=replace(c.model, gradient_checkpointing=None))  # fmt: skip
     for name in ("optimizer", "reference", "params"):
         if getattr(parallel, f"offload_{name}") is not True:
             yield f"--parallel.offload_{name} True", lambda c, n=name: replace(
@@ -93,13 +96,42 @@ def changes(config: Config, machines: Machines) -> Iterator[Step]:
         yield f"--rollout.gpu_memory_utilization {share}", lambda c, x=share: replace(
             c, rollout=replace(c.rollout, gpu_memory_utilization=x))  # fmt: skip
     tokens = update.max_tokens_per_microbatch // 2
-    while tokens >= need:
+    while tokens >= least:
         yield f"--update.max_tokens_per_microbatch {tokens}", lambda c, x=tokens: replace(
             c, update=replace(c.update, max_tokens_per_microbatch=x))  # fmt: skip
         tokens //= 2
-    if need < update.max_tokens_per_microbatch:
-        yield f"--update.max_tokens_per_microbatch {need}", lambda c: replace(
-            c, update=replace(c.update, max_tokens_per_microbatch=need))  # fmt: skip
+    if least < update.max_tokens_per_microbatch:
+        yield f"--update.max_tokens_per_microbatch {least}", lambda c: replace(
+            c, update=replace(c.update, max_tokens_per_microbatch=least))  # fmt: skip
+    yield from shared_sequences(config, machines)
+
+
+def shared_sequences(config: Config, machines: Machines) -> Iterator[Step]:
+    """Sequence parallelism over ever more ranks, wherever r1 allows it, each rank with its part of one response."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    size = config.parallel.sequence_parallel_size * 2
+    while size <= machines.num_gpus:
+        tokens = min(-(-longest // size), config.update.max_tokens_per_microbatch)
+
+        def change(c: Config, size: int = size, tokens: int = tokens) -> Config:
+            return replace(
+                c,
+                parallel=replace(c.parallel, sequence_parallel_size=size),
+                update=replace(c.update, max_tokens_per_microbatch=tokens),
+            )
+
+        if divides(change(config), machines):
+            yield f"--parallel.sequence_parallel_size {size} --update.max_tokens_per_microbatch {tokens}", change
+        size *= 2
+
+
+def divides(config: Config, machines: Machines) -> bool:
+    """Whether the run's batches, engines and groups of ranks divide over the machines."""
+    try:
+        config.check_world_size(machines.num_gpus, machines.per_node)
+    except ValueError:
+        return False
+    return True
 
 
 def dear_changes(config: Config) -> Iterator[Step]:
@@ -172,6 +204,20 @@ def show(result: Plan, config: Config, machines: Machines) -> str:
     return "\n".join(lines)
 
 
+def verdict(result: Plan, config: Config) -> str:
+    """Whether it fits, and what becomes of memory that is left."""
+    fits, adapts = result.shortage(config.max_model_len) == 0, config.model.gradient_checkpointing is None
+    text = f"{'fits' if fits else 'does not fit'}: {result.peak / GIB:.1f} of {result.limit / GIB:.1f} GiB at its peak"
+    text += ", with every layer recomputed" if adapts else ""
+    filled = (1 - SPARE) * result.limit
+    if fits and adapts and sum(result.phases["update"].values()) < filled:
+        text += (
+            f"\nwhat an update leaves of {filled / GIB:.1f} GiB, {1 - SPARE:.0%} of the GPU, it fills on purpose: with "
+            "activations that then need not be\nrecomputed; --model.gradient_checkpointing True leaves it free"
+        )
+    return text
+
+
 def hardware_table() -> str:
     """Markdown: the least memory in all that each model and precision fits, after changes that cost no quality."""
     lines = ["| | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
@@ -217,11 +263,10 @@ def main(words: Sequence[str]) -> None:
     except ValueError as error:
         sys.exit(f"error: {error}")
     print(f"{options.model or config.model.path} on {machines.name}\n\n{show(result, config, machines)}\n")
+    print(verdict(result, config))
     if result.shortage(config.max_model_len) == 0:
-        print(f"fits: {result.peak / GIB:.1f} of {result.limit / GIB:.1f} GiB at its peak")
         return
     mended = mend(hf_config, config, machines, dear=True)
-    print(f"does not fit: {result.peak / GIB:.1f} of {result.limit / GIB:.1f} GiB at its peak")
     if mended is None:
         more = next((n for n in (2, 4, 8, 16) if mend(hf_config, config, replace(
             machines, num_gpus=machines.num_gpus * n, per_node=8), dear=False)), None)  # fmt: skip
