@@ -20,6 +20,7 @@ import tyro
 from r1.sections import DataConfig, RewardConfig, RolloutConfig, ValSamplingConfig, require
 from r1.sections_model import LoraConfig, ModelConfig, OptimConfig, ParallelConfig, UpdateConfig
 from r1.sections_training import AlgorithmConfig, CheckpointConfig, TrainerConfig
+from r1.sections_types import check_types
 
 __all__ = [
     "AlgorithmConfig",
@@ -61,6 +62,7 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
 
     def __post_init__(self) -> None:
+        check_types(self, "")
         prompts, minibatch = self.data.rollout_batch_size, self.update.global_batch_size
         require(
             minibatch <= prompts and prompts % minibatch == 0,
@@ -71,6 +73,11 @@ class Config:
         require(
             not self.trainer.val_only or bool(self.data.val_files),
             "trainer.val_only=True validates and ends, and data.val_files names no set; name one",
+        )
+        best = self.checkpoint.best_metric
+        require(
+            best is None or not best.startswith("val/") or bool(self.data.val_files),
+            f"checkpoint.best_metric={best!r} is measured in validation, and data.val_files names no set; name one",
         )
         need = self.data.max_prompt_length + self.data.max_response_length
         require(
@@ -86,8 +93,13 @@ class Config:
             f"response of data.max_prompt_length + data.max_response_length = {need} tokens; raise it to {least}, or "
             f"share them among more ranks than parallel.sequence_parallel_size={sharing}",
         )
+        self._check_algorithm()
+
+    def _check_algorithm(self) -> None:
         require(
-            self.rollout.n >= 2 or self.algorithm.advantage in ("remax", "reinforce_plus_plus", "gae"),
+            self.rollout.n >= 2
+            or self.algorithm.advantage in ("remax", "reinforce_plus_plus", "gae")
+            or ".py:" in self.algorithm.advantage,
             f"rollout.n={self.rollout.n} gives every response an advantage of 0 under "
             f"algorithm.advantage={self.algorithm.advantage!r}, which compares a prompt's responses; use at least 2",
         )
@@ -95,6 +107,12 @@ class Config:
             self.model.lora.rank == 0 or self.algorithm.reference_update_steps is None,
             "algorithm.reference_update_steps moves the reference, which with model.lora.rank is the frozen model "
             "without its adapters; leave it None",
+        )
+        step = self.algorithm.reference_polyak
+        require(
+            step >= 0.5 or self.algorithm.reference_update_steps is None or self.model.precision == "float32",
+            f"algorithm.reference_polyak={step} moves the reference by less than its bfloat16 weights can tell; use "
+            "0.5 to 1 with a larger algorithm.reference_update_steps, or model.precision='float32'",
         )
         require(
             (self.rollout.top_p == 1 and self.rollout.top_k == -1)
@@ -208,11 +226,17 @@ def load_config(path: str, overrides: Sequence[str] = (), *, quiet: bool = False
     """
     if not Path(path).is_file():
         raise ValueError(f"--config {path}: no such file; see configs/ for examples")
+    if Path(path).suffix in (".yaml", ".yml", ".json", ".toml"):
+        raise ValueError(
+            f"--config {path}: a config is a Python file with `config = Config(...)`; see configs/ for examples"
+        )
     sys.path.insert(0, str(Path(path).resolve().parent))  # a config file may import its neighbour
     try:
         config = runpy.run_path(path).get("config")
     except TypeError as error:
         raise ValueError(f"{path}: {_explain_keyword(error)}") from error
+    except dataclasses.FrozenInstanceError as error:
+        raise ValueError(f"{path}: {error}: give it to its section, as in RolloutConfig(n=8)") from error
     finally:
         sys.path.pop(0)
     if not isinstance(config, Config):
@@ -233,6 +257,9 @@ def override_config(config: Config, overrides: Sequence[str], *, prog: str, quie
     """
     if not overrides:
         return config
+    if not overrides[0].startswith("-"):
+        name, _, value = overrides[0].partition("=")
+        raise ValueError(f"{overrides[0]!r} is no option; write --{name} {value or 'VALUE'}, as in --rollout.n 8")
     return tyro.cli(
         Config,
         args=list(overrides),

@@ -16,11 +16,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import PreTrainedTokenizerBase
 
-from r1.config import Config, RolloutConfig, UpdateConfig, config_to_json, load_config, override_config
+from r1.config import (
+    Config,
+    ParallelConfig,
+    RolloutConfig,
+    UpdateConfig,
+    config_to_json,
+    load_config,
+    override_config,
+)
 from r1.data.loader import Loader
 from r1.data.setup import load_val_sets, make_renderer
 from r1.data.tokenizer import load_tokenizer
@@ -29,12 +36,9 @@ from r1.evaluate_scores import Scored, answer_finder, score_prompt, summarize
 from r1.faults import run_rank
 from r1.loggers_files import Pictures
 from r1.parallel import Ranks, gather_objects, init_ranks, is_first_rank, seed_everything, world_from_env
-from r1.policy.weights import WeightFiles
 from r1.rewards.runner import RewardRunner
 from r1.rollout.engines import ENGINES, Engine
 from r1.rollout.responses import decode_responses, reward_inputs, sample_record
-from r1.rollout.sampling import ModelFacts
-from r1.rollout.weight_sync import stream_weights
 from r1.types import SamplingParams
 
 SAMPLES_WITH_PICTURES = 32
@@ -100,19 +104,6 @@ def evaluate(
     return metrics, samples
 
 
-def load_folder(engine: Engine, config: Config) -> None:
-    """Give an engine the weights of model.path, one tensor at a time, as a sync of the policy's would."""
-    facts, dtype = ModelFacts.load(config.model.path, config.model), getattr(torch, config.engine_dtype)
-    model = facts.empty_model(trust_remote_code=config.model.trust_remote_code)
-    files = WeightFiles.find(config.model.path, model)
-    if files is not None:
-        return engine.load_weights(files.stream(model, dtype))
-    full = facts.auto_class.from_pretrained(
-        config.model.path, config=facts.hf_config, dtype=dtype, trust_remote_code=config.model.trust_remote_code
-    )
-    return engine.load_weights(stream_weights(full))
-
-
 def prepare(words: list[str]) -> tuple[Config, Path]:
     """The config of an evaluation, checked, and the folder for its files.
 
@@ -145,6 +136,7 @@ def prepare(words: list[str]) -> tuple[Config, Path]:
         model=replace(config.model, path=options.model or config.model.path),
         data=replace(config.data, val_files=sets, train_files=sets),  # so that no file is checked that is not read
         trainer=replace(config.trainer, samples_to_log=sys.maxsize),
+        parallel=ParallelConfig(timeout_s=config.parallel.timeout_s),  # how a trainer is sharded is nothing to it
     )
     _, local_world_size = world_from_env()
     tp = config.rollout.tensor_parallel_size
@@ -165,7 +157,6 @@ def run(config: Config, folder: Path) -> None:
         engine = ENGINES[config.rollout.engine](
             config.model.path, config, mm_processor_kwargs=renderer.mm_processor_kwargs, device=ranks.device
         )
-        load_folder(engine, config)
         metrics, samples = evaluate(config, ranks, engine, val_sets, rewards, tokenizer)
         everyones = [sample for part in gather_objects(samples) for sample in part]
         if ranks.rank == 0:

@@ -161,11 +161,6 @@ def mismatch_from_sums(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor) -> dict[str, float]:
-    """mismatch/* of tokens that are all here, both [T] nats; {} for none. mismatch_from_sums has the formulas."""
-    return mismatch_from_sums([mismatch_sums(old_logprobs, rollout_logprobs)])
-
-
 def peak_memory_gib() -> float:
     """Most host memory that this process had resident since its start."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux

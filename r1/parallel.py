@@ -81,13 +81,19 @@ class Ranks:
 
 
 def world_from_env() -> tuple[int, int]:
-    """(world size, ranks a node) that torchrun or srun set; (1, 1) outside of them.
+    """(world size, ranks a node) that torchrun set; (1, 1) outside of it.
 
-    R1_WORLD_SIZE and R1_LOCAL_WORLD_SIZE stand in for a cluster in --dry-run.
+    Raises:
+        ValueError: srun started several processes of which none knows of the others.
     """
-    world = int(os.environ.get("R1_WORLD_SIZE") or os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("R1_LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or min(world, 8))
-    return world, local
+    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
+    if "WORLD_SIZE" not in os.environ and tasks > 1:
+        raise ValueError(
+            f"srun started {tasks} processes, and each would train alone, on the same GPU and in the same run folder; "
+            "have it start one torchrun a node, as launch/slurm.sbatch does"
+        )
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    return world, int(os.environ.get("LOCAL_WORLD_SIZE") or min(world, 8))
 
 
 def init_ranks(config: ParallelConfig, tensor_parallel_size: int) -> Ranks:
@@ -193,11 +199,3 @@ def gather_objects(value: Any) -> list[Any]:
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, value)
     return out
-
-
-def sum_over_ranks(values: dict[str, float]) -> dict[str, float]:
-    """Key by key sum over ranks in float64; every rank must hold the same keys."""
-    names = sorted(values)
-    total = torch.tensor([values[name] for name in names], dtype=torch.float64)
-    dist.all_reduce(total)
-    return dict(zip(names, total.tolist(), strict=True))

@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from r1.sections_types import check_types
+
 
 def require(ok: bool, message: str) -> None:
     """Raise ValueError(message) unless ok."""
@@ -76,6 +78,11 @@ class DataConfig:
     def __post_init__(self) -> None:
         if isinstance(self.val_files, str):  # one set may be written without its comma
             object.__setattr__(self, "val_files", (self.val_files,) if self.val_files else ())
+        check_types(self, "data")
+        require(bool(self.train_files), "data.train_files is empty; give a hub id, a file or a folder")
+        for name in ("prompt_key", "answer_key"):
+            require(bool(getattr(self, name)), f"data.{name} is empty; name a column")
+        require(self.seed >= 0, f"data.seed must be at least 0, got {self.seed}")
         weighted = [s for s in self.val_files if re.search(r"\*\d*\.?\d+$", s)]
         require(not weighted, f"data.val_files has a weight in {weighted[:1]}; every validation row is used: drop it")
         reserved = {"conversation", "messages", "chat_template", "tokenize", "add_generation_prompt"}
@@ -104,8 +111,10 @@ class ValSamplingConfig:
     with several functions as in "math/accuracy". Where no result has it, these are left out."""
 
     def __post_init__(self) -> None:
+        check_types(self, "rollout.val")
         require(self.n >= 1, f"rollout.val.n must be at least 1, got {self.n}")
-        require(self.temperature >= 0, f"rollout.val.temperature must be >= 0, got {self.temperature}")
+        hot = self.temperature
+        require(0 <= hot < math.inf, f"rollout.val.temperature must be >= 0 and finite, got {hot}")
         require(
             self.n == 1 or self.temperature > 0,
             f"rollout.val.n={self.n} greedy responses would all be the same; set rollout.val.temperature above 0",
@@ -153,8 +162,15 @@ class RolloutConfig:
     """Tokens per engine step."""
 
     def __post_init__(self) -> None:
+        check_types(self, "rollout")
         require(self.n >= 1, f"rollout.n must be at least 1, got {self.n}")
-        require(self.temperature > 0, f"rollout.temperature must be above 0 in training, got {self.temperature}")
+        hot = self.temperature
+        require(0 < hot < math.inf, f"rollout.temperature must be above 0 in training and finite, got {hot}")
+        for name, low in (("max_num_seqs", 1), ("max_num_batched_tokens", 1), ("limit_images", 0), ("limit_videos", 0)):
+            require(getattr(self, name) >= low, f"rollout.{name} must be at least {low}, got {getattr(self, name)}")
+        require(self.seed >= 0, f"rollout.seed must be at least 0, got {self.seed}")
+        for name, value in (("kv_cache_gib", self.kv_cache_gib), ("max_model_len", self.max_model_len)):
+            require(value is None or value > 0, f"rollout.{name} must be above 0 or None, got {value}")
         for name, p, k in (("rollout", self.top_p, self.top_k), ("rollout.val", self.val.top_p, self.val.top_k)):
             require(0 < p <= 1, f"{name}.top_p must be in (0, 1], got {p}")
             require(k == -1 or k >= 1, f"{name}.top_k must be -1 (all tokens) or at least 1, got {k}")
@@ -186,6 +202,7 @@ class RewardConfig:
     """Decode responses without special tokens; tokens added for thinking or answers stay either way."""
 
     def __post_init__(self) -> None:
+        check_types(self, "reward")
         require(
             bool(self.function) and all(self.functions),
             "reward.function is empty; give math, path/to/file.py:function or {name: weight, ...}",

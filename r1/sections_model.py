@@ -3,12 +3,14 @@
 Each field is followed by its meaning; each rule says what would fit.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from r1.sections import require
+from r1.sections_types import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class LoraConfig:
     """Folder or hub id of a peft adapter to start from; the reference is model.path without it."""
 
     def __post_init__(self) -> None:
+        check_types(self, "model.lora")
         require(self.rank >= 0, f"model.lora.rank must be at least 0 (0: no LoRA), got {self.rank}")
         require(self.alpha > 0, f"model.lora.alpha must be above 0 (0 would train nothing), got {self.alpha}")
         require(0 <= self.dropout < 1, f"model.lora.dropout must be in [0, 1), got {self.dropout}")
@@ -44,6 +47,10 @@ class LoraConfig:
             self.rank > 0 or self.adapter_path is None,
             f"model.lora.adapter_path={self.adapter_path!r} needs model.lora.rank: that of the adapter",
         )
+        for name in ("target_modules", "exclude_modules"):
+            value = getattr(self, name)
+            for pattern in (value,) if isinstance(value, str) else value:
+                require(_compiles(pattern), f"model.lora.{name}: {pattern!r} is no regular expression")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,8 @@ class ModelConfig:
     """Adapters that train in place of the weights."""
 
     def __post_init__(self) -> None:
+        check_types(self, "model")
+        require(bool(self.path), "model.path is empty; give a hub id or a folder")
         require(
             not (self.freeze_vision_tower and self.lora.rank and "vision" in self.lora.parts),
             'model.freeze_vision_tower contradicts "vision" in model.lora.parts; take one of them out',
@@ -109,9 +118,12 @@ class OptimConfig:
     """The linear and cosine schedules end at this share of lr."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "lr_vision_tower", "lr_projector"):
+        check_types(self, "optim")
+        for name in ("lr", "lr_vision_tower", "lr_projector", "eps"):
             value = getattr(self, name)
-            require(value is None or value > 0, f"optim.{name} must be above 0, got {value}")
+            require(value is None or 0 < value < math.inf, f"optim.{name} must be above 0 and finite, got {value}")
+        steps = self.warmup_steps
+        require(steps is None or steps >= 0, f"optim.warmup_steps must be at least 0 or None, got {steps}")
         require(self.weight_decay >= 0, f"optim.weight_decay must be >= 0, got {self.weight_decay}")
         for name, value in (("warmup_ratio", self.warmup_ratio), ("min_lr_ratio", self.min_lr_ratio)):
             require(0 <= value <= 1, f"optim.{name} must be in [0, 1], got {value}")
@@ -147,6 +159,7 @@ class UpdateConfig:
     """Response positions per pass of the LM head: bounds memory to this times the vocabulary."""
 
     def __post_init__(self) -> None:
+        check_types(self, "update")
         for name in ("global_batch_size", "ppo_epochs", "max_tokens_per_microbatch", "logprob_chunk_tokens"):
             value = getattr(self, name)
             require(value >= 1, f"update.{name} must be at least 1, got {value}")
@@ -170,5 +183,7 @@ class ParallelConfig:
     """A collective that waits longer ends the run."""
 
     def __post_init__(self) -> None:
+        check_types(self, "parallel")
+        require(self.timeout_s > 0, f"parallel.timeout_s must be above 0, got {self.timeout_s}")
         size = self.sequence_parallel_size
         require(size >= 1, f"parallel.sequence_parallel_size must be at least 1 (1: off), got {size}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from r1.sections import require
+from r1.sections_types import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class AlgorithmConfig:
     reference_update_steps: int | None = None
     """Move the reference to the policy every so many steps; None: it stays."""
     reference_polyak: float = 1.0
-    """How far it moves each time; 1 copies the policy."""
+    """How far it moves each time; 1 copies the policy. Its bfloat16 weights do not follow steps below 0.5."""
     filter_by: Literal["off", "mean", "std"] = "off"
     """Dynamic sampling (DAPO, arXiv 2503.14476): keep groups whose mean or standard deviation of filter_key lies
     strictly between filter_low and filter_high, and sample more prompts until the batch is full."""
@@ -82,6 +83,7 @@ class AlgorithmConfig:
     """Steps in which only the critic learns."""
 
     def __post_init__(self) -> None:
+        check_types(self, "algorithm")
         for name, low, high in (("clip_low", 0, 1), ("clip_high", 0, None), ("clip_dual", 1, None)):
             value = getattr(self, name)
             bounds = f"in ({low}, {high})" if high is not None else f"above {low}"
@@ -93,6 +95,19 @@ class AlgorithmConfig:
             require(value >= 0, f"algorithm.{name} must be >= 0 (the sign is in the loss), got {value}")
         for name in ("tau_positive", "tau_negative", "kl_horizon", "critic_lr", "critic_clip", "filter_max_tries"):
             require(getattr(self, name) > 0, f"algorithm.{name} must be above 0, got {getattr(self, name)}")
+        target, every = self.kl_target, self.reference_update_steps
+        require(target is None or target > 0, f"algorithm.kl_target must be above 0 or None, got {target}")
+        require(
+            every is None or every >= 1, f"algorithm.reference_update_steps must be at least 1 or None, got {every}"
+        )
+        for name in ("kl_target", "reference_update_steps"):
+            require(
+                self.kl_coef > 0 or getattr(self, name) is None,
+                f"algorithm.{name}={getattr(self, name)} needs the reference, which algorithm.kl_coef=0 does not load; "
+                f"set kl_coef above 0, or {name}=None",
+            )
+        warmup = self.critic_warmup_steps
+        require(warmup >= 0, f"algorithm.critic_warmup_steps must be at least 0, got {warmup}")
         low, high = self.filter_low, self.filter_high
         require(low < high, f"algorithm.filter_low={low} must be below algorithm.filter_high={high}")
         low, high = self.correction_low, self.correction_high
@@ -136,6 +151,7 @@ class CheckpointConfig:
     took."""
 
     def __post_init__(self) -> None:
+        check_types(self, "checkpoint")
         for name in ("save_freq", "save_limit"):
             value = getattr(self, name)
             require(value == -1 or value >= 1, f"checkpoint.{name} must be -1 or at least 1, got {value}")
@@ -201,6 +217,12 @@ class TrainerConfig:
     """Ranks that record them."""
 
     def __post_init__(self) -> None:
+        check_types(self, "trainer")
+        for name in ("experiment_name", "output_dir"):
+            require(bool(getattr(self, name)), f"trainer.{name} is empty; the run folder is output_dir/experiment_name")
+        for name, value in (("samples_to_log", self.samples_to_log), ("profile_ranks", min((*self.profile_ranks, 0)))):
+            require(value >= 0, f"trainer.{name} must be at least 0, got {value}")
+        require(0 <= self.seed < 2**63, f"trainer.seed must be at least 0 and below 2**63, got {self.seed}")
         known = ("console", "file", "tensorboard", "wandb", "swanlab", "mlflow")
         for name in self.loggers:
             require(name in known, f"trainer.loggers: {name!r} is not one of {', '.join(known)}")

@@ -129,8 +129,11 @@ def resume(checkpoints: Checkpoints, policy: Policy, sampler: Sampler, critic: C
     if state is None:
         return 0
     policy.offload.after_load()
+    if critic is not None:
+        critic.sleep(updated=True)  # loaded into the model, while its copies in host memory are older
     policy.version, sampler.draws = state.policy_version, state.draws
-    policy.kl_coef = policy.kl_coef if state.kl_coef is None else state.kl_coef
+    if policy.config.algorithm.kl_target is not None and state.kl_coef is not None:
+        policy.kl_coef = state.kl_coef
     return state.step
 
 
@@ -148,7 +151,8 @@ def save(
     metrics: dict[str, float],
 ) -> None:
     """Save what the run needs to go on after this step."""
-    state = TrainerState(step=step, policy_version=policy.version, draws=sampler.draws, kl_coef=policy.kl_coef)
+    kl_coef = None if policy.config.algorithm.kl_target is None else policy.kl_coef  # else the config's, on resume too
+    state = TrainerState(step=step, policy_version=policy.version, draws=sampler.draws, kl_coef=kl_coef)
     checkpoints.save(state, policy, critic=critic, reference=moving_reference(policy), metrics=metrics)
 
 
@@ -173,6 +177,8 @@ class RankZeroLog:
             self.logger = Logger(config, folder, num_steps=num_steps, resumed_step=start)
             if start:
                 say(f"resumed after step {start} of {num_steps}")
+            if start >= num_steps and not config.trainer.val_only:
+                say("nothing is left to train; raise trainer.max_steps or trainer.total_epochs to go on")
 
     def metrics(self, step: int, metrics: dict[str, float]) -> None:
         validation = {name: value for name, value in metrics.items() if name.startswith("val/")}

@@ -38,7 +38,6 @@ class Rollout:
     response_ids: list[int]  # [C] token ids, as sampled; never re-tokenized
     rollout_logprobs: list[float]  # [C] nats, the sampler's own, at the sampling temperature
     truncated: bool  # stopped by max_response_length, not by an end token
-    policy_version: int = 0  # optimizer steps inside the weights that sampled it
     response: str = ""  # decoded text, as the reward function sees it
     rewards: dict[str, float] | None = None  # what the reward function returned; None where it failed
     reward: float | None = None  # rewards["overall"]; None: excluded from the loss and its group's statistics

@@ -10,6 +10,7 @@ import transformers
 from PIL import Image
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as qwen_smart_resize
 
+from r1.data.faults import ImageError
 from r1.data.images import describe, image_size, list_images, load_image, resize_image, smart_resize
 
 
@@ -132,7 +133,7 @@ def test_bad_images_are_named_errors(tmp_path, monkeypatch):
         ("none.png", r"none\.png: no such file; relative paths start from .*data\.image_dir"),
         ("notes.png", "cannot identify"),
         (b"", "cannot read image <0 bytes>"),
-        ({"url": "x"}, "expected 'bytes' or 'path'"),
+        ({"picture": "x"}, "expected 'bytes' or 'path'"),
         ("data:image/png,abc", "base64"),
         ("data:image/png;base64,@@@@", "cannot read image data:"),
         ("http://example.com/a.png", "not downloaded"),
@@ -193,3 +194,19 @@ def test_the_processor_changes_no_size_of_ours():
         once = processor(images=[image], do_resize=False, return_tensors="pt")
         assert again["image_grid_thw"].tolist() == [[1, image.height // 14, image.width // 14]]
         assert (again["pixel_values"] == once["pixel_values"]).all()
+
+
+def test_D06_further_forms_of_an_image_decode_to_the_same_pixels(tmp_path):
+    buffer = io.BytesIO()
+    picture = Image.effect_noise((40, 30), 60).convert("RGB")
+    picture.save(buffer, "PNG")
+    text = base64.b64encode(buffer.getvalue()).decode()
+    percent = text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+    uri = f"data:image/png;base64,{text}"
+    for value in (f"\n {text}", f"DATA:image/png;BASE64,{text}", f"data:image/png;base64,{percent}", {"url": uri},
+                  {"image": buffer.getvalue()}, {"image": picture, "type": "image"},
+                  {"type": "image_url", "image_url": {"url": uri}}):  # fmt: skip
+        assert load_image(value).tobytes() == picture.tobytes(), value
+        assert image_size(value) == (40, 30)
+    with pytest.raises(ImageError, match="expected 'bytes' or 'path' in it, got the keys"):
+        load_image({"picture": uri})

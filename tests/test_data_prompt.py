@@ -2,9 +2,12 @@
 
 import base64
 import io
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -319,3 +322,17 @@ def test_T07_role_markers_are_in_the_ids_that_the_sampler_is_given():
     assert prompt.sampler_ids == prompt.prompt_ids
     assert tokenizer.decode(prompt.sampler_ids, skip_special_tokens=False) == prompt.text
     assert prompt.sampler_ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
+
+
+def test_D14_scalars_of_other_types_become_text():
+    renderer = make_renderer(None)
+    answers = [Decimal("1.50"), date(2020, 1, 2), np.float32(0.5), np.int64(3), np.bool_(True), float("nan"), [1]]
+    truths = [renderer.build(0, {"problem": "p", "answer": answer}).ground_truth for answer in answers]
+    assert truths == ["1.50", "2020-01-02", "0.5", "3", "True", None, [1]]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_template(tmp_path):
+    path = tmp_path / "format.jinja"
+    path.write_text("\ufeff{{ content }}!", encoding="utf-8")
+    renderer = make_renderer(None, format_prompt=str(path))
+    assert "user\nhi!<|im_end|>" in renderer.build(0, {"problem": "hi", "answer": "1"}).text

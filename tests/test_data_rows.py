@@ -291,3 +291,8 @@ def test_a_subset_of_a_hub_id_follows_a_colon(monkeypatch):
     load_rows("owner/rows")
     assert asked == [(("openai/gsm8k", "main"), {"split": "test"}), (("owner/rows", None), {"split": "train"})]
     assert set_name("openai/gsm8k:main@test") == "gsm8k"
+
+
+def test_files_joined_end_to_end_keep_no_byte_order_mark(tmp_path):
+    rows = load_rows(write(tmp_path / "a.jsonl", '\ufeff{"p": 1}\r\n\ufeff{"p": 2}\r\n'))
+    assert [rows[i]["p"] for i in range(len(rows))] == [1, 2]

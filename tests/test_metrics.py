@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 import r1.metrics
 from r1.config import Config
-from r1.metrics import Timer, mismatch_from_sums, mismatch_metrics, mismatch_sums, rollout_metrics, step_metrics
+from r1.metrics import Timer, mismatch_from_sums, mismatch_sums, rollout_metrics, step_metrics
 from r1.metrics_flops import ModelSize, mfu, peak_flops, update_flops
 from r1.types import Rollout
 from tests.tiny import make_config
@@ -77,6 +77,10 @@ def test_a_step_without_rewards_has_no_reward_mean() -> None:
     assert "reward/mean" not in metrics and "reward/std_in_group" not in metrics
     assert (metrics["reward/failed_frac"], metrics["reward/zero_std_frac"]) == (1.0, 1.0)
     assert rollout_metrics([]) == {}
+
+
+def mismatch_metrics(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor) -> dict[str, float]:
+    return mismatch_from_sums([mismatch_sums(old_logprobs, rollout_logprobs)])
 
 
 def test_mismatch_by_hand() -> None:

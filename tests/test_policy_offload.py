@@ -4,9 +4,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from r1.config import AlgorithmConfig, Config
+from r1.parallel import local_part
 from r1.policy import offload
 from r1.policy.offload import (
     HostMemory,
@@ -132,3 +136,19 @@ def test_a_reference_that_moved_in_host_memory_stays_there(monkeypatch: pytest.M
     moved = change(reference, list(reference.parameters()))
     moves.store_reference()
     torch.testing.assert_close(list(reference.state_dict().values()), moved, rtol=0, atol=0)
+
+
+def test_sharded_weights_are_stored_again_while_gradients_are_recorded() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model, memory = nn.Linear(4, 4, bias=False), HostMemory()
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        for _ in range(3):
+            model._apply(lambda tensor: tensor.detach().clone())  # as if it came from the GPU
+            with torch.no_grad():
+                model.weight.add_(1)
+            wanted = local_part(model.weight).clone()
+            store_model(model, memory)
+            torch.testing.assert_close(local_part(model.weight), wanted, rtol=0, atol=0)
+    finally:
+        dist.destroy_process_group()

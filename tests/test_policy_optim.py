@@ -223,7 +223,7 @@ def test_stochastic_rounding_repeats_and_leaves_the_callers_random_numbers_alone
 
 
 def test_rules_that_strategy_and_precision_must_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"optim\.lr_projector must be above 0, got 0"):
+    with pytest.raises(ValueError, match=r"optim\.lr_projector must be above 0 and finite, got 0"):
         OptimConfig(lr_projector=0.0)
     with pytest.raises(ValueError, match=r"optim\.undecayed: '\(' is no regular expression"):
         OptimConfig(undecayed=("(",))

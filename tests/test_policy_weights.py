@@ -53,7 +53,7 @@ def test_a_rank_reads_half_of_the_weights(loaded: dict[str, Any]) -> None:
         assert result["share"] <= 0.51 if name != "legacy" else result["share"] == 0, name
 
 
-def test_split_files_are_found_by_their_index_and_cast(tmp_path: Path) -> None:
+def test_split_files_are_found_by_their_index(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_tiny("qwen3", tmp_path / "one"))
     model.save_pretrained(tmp_path / "split", max_shard_size="100KB")
     assert len(list((tmp_path / "split").glob("*.safetensors"))) > 1
@@ -61,9 +61,6 @@ def test_split_files_are_found_by_their_index_and_cast(tmp_path: Path) -> None:
     assert files is not None
     weight = model.model.layers[1].mlp.up_proj.weight
     assert torch.equal(files.read("model.layers.1.mlp.up_proj.weight", slice(3, 7)), weight[3:7])
-    streamed = dict(files.stream(model, torch.bfloat16))
-    assert streamed.keys() == dict(model.named_parameters()).keys()
-    assert torch.equal(streamed["lm_head.weight"], model.lm_head.weight.bfloat16())
 
 
 def test_a_folder_with_a_missing_or_misshapen_weight_is_left_to_transformers(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def planted(folder: Path) -> list[tuple[str, Any]]:
         ("bad data URI", with_image("data:image/png," + text)),
         ("bad base64", with_image("data:image/png;base64,ä@@@")),
         ("not a form of an image", with_image(3)),
-        ("not a form of an image", with_image({"url": "good.png"})),
+        ("not a form of an image", with_image({"picture": "good.png"})),
         ("not a form of an image", with_image([["good.png"]])),
         ("videos and tags differ", {"problem": "what?", "answer": "a", "videos": "clip.avi"}),
         ("no such video file", {"problem": "<video>", "answer": "a", "videos": ["gone.mp4"]}),
@@ -262,7 +262,7 @@ turns = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "assis
                               optional={"content": texts | st.lists(parts, max_size=3)})  # fmt: skip
 images = st.sampled_from(["good.png", "cut.png", "bomb.png", "folder.png", "gone.png", "..", "/", "file:///", "data:,"])
 image_cells = images | st.lists(images | anything, max_size=3) | st.dictionaries(
-    st.sampled_from(["bytes", "path", "url"]), images | anything, max_size=2)  # fmt: skip
+    st.sampled_from(["bytes", "path", "picture"]), images | anything, max_size=2)  # fmt: skip
 video_names = st.sampled_from(["words.mp4", "good.png", "folder.png", "gone.mp4", "file://[", "http://x", "\x00"])
 video_cells = video_names | st.lists(video_names | images | st.lists(images, max_size=3), max_size=3)
 rows = st.fixed_dictionaries({}, optional={"problem": texts | st.lists(turns, max_size=3) | anything,
@@ -293,3 +293,15 @@ def test_a_thousand_fuzzed_rows_crash_neither_checker_nor_loader(tmp_path_factor
     assert loader.num_rows >= 4
     assert loader.skipped == len(checked.faults) and loader.dropped == len(checked.overlong)
     assert len(loader.prepare(range(loader.num_rows))) == loader.num_rows
+
+
+def test_limits_of_zero_and_paths_that_cannot_be_written_are_not_passed_over(tmp_path, capsys):
+    (tmp_path / "good.png").write_bytes(encode())
+    rows = [{"problem": "<image> what?", "answer": "1", "images": ["good.png"]}, {"problem": "what?", "answer": "1"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert main([str(file)]) == 0
+    assert main([str(file), "--limit-images", "0"]) == 1 and "too many images: row 0" in capsys.readouterr().out
+    for words in (["--num-workers", "0"], ["--html", str(tmp_path / "none" / "page.html")]):
+        with pytest.raises(SystemExit, match="2"):
+            main([str(file), *words])

@@ -138,10 +138,10 @@ def make_setup(options: argparse.Namespace, overrides: list[str]) -> tuple[Setup
     else:
         names = ("prompt_key", "answer_key", "image_key", "video_key", "image_dir", "system_prompt", "format_prompt")
         data = DataConfig(**{name: getattr(options, name) for name in names if getattr(options, name) is not None})
-        length = options.max_prompt_length or NO_LIMIT
+        length = NO_LIMIT if options.max_prompt_length is None else options.max_prompt_length
         data = replace(data, max_prompt_length=length, min_pixels=options.min_pixels, max_pixels=options.max_pixels)
         model = ModelConfig(path=options.model) if options.model else None
-        limit, limit_videos = options.limit_images or NO_LIMIT, NO_LIMIT
+        limit, limit_videos = NO_LIMIT if options.limit_images is None else options.limit_images, NO_LIMIT
         sets = [(str(file), str(file)) for file in options.files]
     unit = "tokens"
     if model is not None:
@@ -183,6 +183,10 @@ def parse_arguments(words: Sequence[str]) -> tuple[argparse.Namespace, list[str]
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")
     if options.config is None and not options.files:
         parser.error("give --config CONFIG, or one or more files")
+    if options.num_workers < 1:
+        parser.error(f"--num-workers must be at least 1, got {options.num_workers}")
+    if options.html is not None and not Path(options.html).absolute().parent.is_dir():
+        parser.error(f"--html {options.html}: there is no folder {Path(options.html).parent}")  # before the long check
     return options, overrides
 
 

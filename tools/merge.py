@@ -247,6 +247,8 @@ def main() -> None:
         "--push-to-hub", metavar="OWNER/NAME", help="also upload the folder; a new repository is private"
     )
     arguments = parser.parse_args()
+    if not arguments.max_shard_gb > 0:
+        parser.error(f"--max_shard_gb must be above 0, got {arguments.max_shard_gb}")
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it should be here
     try:
         merge(

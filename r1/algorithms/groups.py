@@ -86,10 +86,11 @@ def keeps_group(rewards: list[dict[str, float] | None], config: AlgorithmConfig)
     graded = [r for r in rewards if r is not None]
     if not graded:
         return False
-    if config.filter_key not in graded[0]:
-        raise ValueError(
-            f"algorithm.filter_key={config.filter_key!r} is not among the reward's keys {sorted(graded[0])}"
-        )
+    for reward in graded:
+        if config.filter_key not in reward:
+            raise ValueError(
+                f"algorithm.filter_key={config.filter_key!r} is not among the reward's keys {sorted(reward)}"
+            )
     values = torch.tensor([r[config.filter_key] for r in graded], dtype=torch.float64)
     if config.filter_by == "std":
         value = float(values.std()) if len(values) > 1 else 0.0

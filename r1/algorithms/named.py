@@ -20,9 +20,10 @@ def function_of(spec: str, table: Mapping[str, Callable[..., Any]], *, option: s
         return table[spec]
     path, _, name = spec.partition(":")
     if not path.endswith(".py"):
-        near = difflib.get_close_matches(spec, table, n=1)
+        near = difflib.get_close_matches(spec.lower(), table, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(table)}, or path.py:function"
         raise ValueError(f"{option}={spec!r} is not known; {hint}")
+    path = str(Path(path).expanduser())
     if not Path(path).is_file():
         raise ValueError(f"{option}={spec!r}: no file {path!r} (relative paths start at {Path.cwd()})")
     module_spec = importlib.util.spec_from_file_location(f"r1_user_{Path(path).stem}", path)

@@ -117,7 +117,7 @@ def _format_prompt(path: str | None) -> jinja2.Template | None:
         return None
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     try:
-        source = Path(path).read_text(encoding="utf-8").strip()
+        source = Path(path).read_text(encoding="utf-8-sig").strip()
         names = jinja2.meta.find_undeclared_variables(environment.parse(source))
     except (OSError, jinja2.TemplateError) as error:
         raise ValueError(f"data.format_prompt: cannot use {path}: {error}") from error
@@ -131,7 +131,7 @@ def _format_prompt(path: str | None) -> jinja2.Template | None:
 def _chat_template(config: DataConfig, tokenizer: PreTrainedTokenizerBase, processor: ProcessorMixin | None) -> str:
     if config.override_chat_template is not None:
         try:
-            return Path(config.override_chat_template).read_text(encoding="utf-8")
+            return Path(config.override_chat_template).read_text(encoding="utf-8-sig")
         except OSError as error:
             raise ValueError(f"data.override_chat_template: cannot read it: {error}") from error
     template = getattr(processor, "chat_template", None) or tokenizer.chat_template

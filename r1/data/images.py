@@ -20,6 +20,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from r1.data.faults import ImageError
 
 MAX_ASPECT = 200  # the Qwen-VL processors refuse longer images
+INSIDE = ("bytes", "path", "image", "image_url", "url")  # keys of a dict for an image, as data sets have them
 UNKNOWN = "not a form of an image"
 ORIENTATION = 0x0112  # EXIF tag; values above 4 turn the image by 90 degrees
 MAGIC = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"BM", b"II*\x00", b"MM\x00*")
@@ -54,7 +55,8 @@ def load_image(value: Any, image_dir: Path | None = None) -> Image.Image:
     its first frame.
 
     Args:
-        value: path, file URI, data URI, base64 text, bytes, {"bytes", "path"} or a PIL image.
+        value: path, file URI, data URI, base64 text, bytes, {"bytes", "path"}, one of these as {"image"} or
+            {"image_url": {"url"}}, or a PIL image.
         image_dir: folder that relative paths start from; None: the current one.
 
     Raises:
@@ -129,7 +131,7 @@ def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 def describe(value: Any) -> str:
     """A short name of an image for messages and logs; never its bytes."""
     if isinstance(value, dict):
-        return describe(value.get("path") or value.get("bytes"))
+        return describe(next((value[key] for key in ("path", *INSIDE) if value.get(key)), None))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"<{len(value)} bytes>"
     if isinstance(value, (str, Path)):
@@ -167,9 +169,10 @@ def _open(value: Any, image_dir: Path | None) -> Image.Image:
     if isinstance(value, Image.Image):
         return value.copy()  # several threads may hold the row's own image
     if isinstance(value, dict):
-        if not value.get("bytes") and not value.get("path"):
+        inside = next((value[key] for key in INSIDE if value.get(key)), None)
+        if inside is None:
             raise ImageError(UNKNOWN, f"expected 'bytes' or 'path' in it, got the keys {list(value)}")
-        return _open(value.get("bytes") or value["path"], image_dir)
+        return _open(inside, image_dir)
     if isinstance(value, (bytes, bytearray, memoryview)):
         return Image.open(io.BytesIO(value))
     if isinstance(value, np.ndarray):
@@ -182,11 +185,11 @@ def _open(value: Any, image_dir: Path | None) -> Image.Image:
 
 
 def _open_text(value: str, image_dir: Path | None) -> Image.Image:
-    if value.startswith("data:"):
+    if value[:5].lower() == "data:":
         header, comma, data = value.partition(",")
-        if not comma or not header.endswith(";base64"):
+        if not comma or not header.lower().endswith(";base64"):
             raise ImageError("bad data URI", "a data URI must read data:image/…;base64,…")
-        return Image.open(io.BytesIO(_decode_base64(data)))
+        return Image.open(io.BytesIO(_decode_base64(unquote(data))))
     if value.startswith("file:"):
         return Image.open(_find(unquote(urlsplit(value).path), image_dir))
     if value.startswith(("http://", "https://")):
@@ -211,7 +214,7 @@ def _find(path: str, image_dir: Path | None) -> str:
 
 def _is_base64_image(text: str) -> bool:
     try:
-        return base64.b64decode(text[:16]).startswith(MAGIC)
+        return base64.b64decode(text.lstrip()[:16]).startswith(MAGIC)
     except (binascii.Error, ValueError):
         return False
 

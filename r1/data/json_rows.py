@@ -11,6 +11,7 @@ from typing import Any
 
 from r1.data.faults import RowError
 
+BOM = b"\xef\xbb\xbf"
 NOT_AN_OBJECT = "row is not an object"
 
 
@@ -41,7 +42,7 @@ def read_json(path: Path) -> list[dict[str, Any] | RowError]:
     Raises:
         ValueError: no row in it can be read.
     """
-    data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    data = path.read_bytes().removeprefix(BOM)
     if not data.strip():
         raise ValueError(f"{path} is empty; it should hold one JSON object a row")
     rows = _read_lines(data) if path.suffix == ".jsonl" else _read_document(path, data)
@@ -71,7 +72,9 @@ def _read_document(path: Path, data: bytes) -> list[dict[str, Any] | RowError]:
 
 def _read_lines(data: bytes) -> list[dict[str, Any] | RowError]:
     # Split at \n alone: JSON strings may hold U+2028, at which splitlines would cut.
-    lines = ((i, line) for i, line in enumerate(data.split(b"\n"), start=1) if line.strip())
+    # Files joined end to end have a byte-order mark before each one's first line.
+    cut = (line.removeprefix(BOM) for line in data.split(b"\n"))
+    lines = ((i, line) for i, line in enumerate(cut, start=1) if line.strip())
     return [_read_line(number, line) for number, line in lines]
 
 

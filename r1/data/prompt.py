@@ -6,10 +6,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from datetime import date, time
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from r1.config import DataConfig
@@ -243,10 +246,12 @@ def _cut_left(ids: Sequence[int], excess: int, *, keep: frozenset[int]) -> list[
 
 
 def _ground_truth(answer: Any) -> Any:
-    """Numbers as text, since reward functions compare strings; NaN, a missing cell of a table, as None.
+    """Numbers and dates as text, since reward functions compare strings; NaN, a missing cell of a table, as None.
 
     Lists, dicts and None reach the reward function as they are.
     """
+    if isinstance(answer, np.generic):
+        answer = answer.item()
     if isinstance(answer, float) and math.isnan(answer):
         return None
-    return str(answer) if isinstance(answer, (bool, int, float)) else answer
+    return str(answer) if isinstance(answer, (bool, int, float, Decimal, date, time)) else answer

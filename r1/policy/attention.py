@@ -151,7 +151,10 @@ def _varlen(backend: str) -> Callable[..., Tensor]:
 
         def flash(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int,
                   scale: float | None, causal: bool) -> Tensor:  # fmt: skip
-            return flash_attn_varlen_func(q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, causal=causal)
+            same = torch.are_deterministic_algorithms_enabled()
+            return flash_attn_varlen_func(
+                q, k, v, cu_q, cu_k, max_q, max_k, softmax_scale=scale, causal=causal, deterministic=same
+            )
 
         return flash
     from torch.nn.attention.varlen import varlen_attn

@@ -21,7 +21,7 @@ from r1.policy.offload import (
     store_model,
     store_optimizer,
 )
-from r1.policy.optim import make_optimizer, make_scheduler, mean_norm, optimizer_step
+from r1.policy.optim import make_optimizer, make_scheduler, mean_norm, optimizer_step, reduce_over_replicas
 from r1.policy.packing import Microbatch
 from r1.policy.policy import sum_tensors
 from r1.policy.sequence_parallel import split_sequence
@@ -98,6 +98,7 @@ class Critic:
         steps = list(minibatches) * self.config.update.ppo_epochs
         for minibatch in steps:
             for microbatch in minibatch:
+                reduce_over_replicas(self.model, last=microbatch is minibatch[-1])
                 microbatch.take_advantages()
                 assert microbatch.values is not None and microbatch.returns is not None, "values or returns not set"
                 assert microbatch.weights is not None, "weights not set"

@@ -1,5 +1,6 @@
 """What leaves the GPU while the engine samples, and comes back: weights, optimizer states, the reference."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -57,6 +58,7 @@ class HostMemory:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(held.untyped_storage().data_ptr())
 
+    @torch.no_grad()
     def hold(self, key: object, tensor: Tensor, *, changed: bool = True) -> Tensor:
         """The tensor's copy in host memory; one that has not changed since it was last held is not copied again."""
         held = self._held.get(key)
@@ -84,6 +86,8 @@ def _page_lock(tensor: Tensor) -> bool:
     error = int(runtime.cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
     if error != 0:
         _log.warning("no page-locked host memory (CUDA error %d): offloading will be slow; see ulimit -l", error)
+        with contextlib.suppress(RuntimeError):  # the error stays, and the next kernel would report it as its own
+            torch.zeros(1, device="cuda")
     return error == 0
 
 

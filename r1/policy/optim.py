@@ -4,10 +4,11 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -122,8 +123,19 @@ class MuonAndAdamW(Optimizer):
             optimizer.step(closure)
 
 
-def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float) -> tuple[float, bool]:
+def reduce_over_replicas(model: nn.Module, *, last: bool) -> None:
+    """Before a microbatch: only a minibatch's last one sums gradients over replicas (parallel.fsdp_size), once for all.
+
+    They come over the slow links between hosts. Within a replica every microbatch's are reduced to shards.
+    """
+    cast(FSDPModule, model).set_requires_all_reduce(last)
+
+
+def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float | None) -> tuple[float, bool]:
     """Clip, step and clear the gradients.
+
+    Args:
+        max_grad_norm: None: no token was trained, and momentum and weight decay are not to move the weights.
 
     Returns:
         The gradient norm before clipping, over all parameters and ranks, and whether the step was taken: where the
@@ -134,11 +146,12 @@ def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float)
     norm = whole(total)
     value = float(norm)
     finite = math.isfinite(value)
-    if finite:
+    stepped = finite and max_grad_norm is not None
+    if stepped:
         clip_grads_with_norm_(parameters, max_grad_norm, norm)
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return value, finite
+    return value, stepped
 
 
 def mean_norm(norms: Sequence[float]) -> float:

@@ -23,7 +23,14 @@ from r1.policy.logprobs import Head, Scored
 from r1.policy.lora import adapters_off, base_head, set_dropout
 from r1.policy.model import load_model
 from r1.policy.offload import Offload, free_cache, reshard
-from r1.policy.optim import learning_rates, make_optimizer, make_scheduler, mean_norm, optimizer_step
+from r1.policy.optim import (
+    learning_rates,
+    make_optimizer,
+    make_scheduler,
+    mean_norm,
+    optimizer_step,
+    reduce_over_replicas,
+)
 from r1.policy.packing import Microbatch, pack
 from r1.policy.recompute import Recompute
 from r1.policy.router_load import RouterLoad
@@ -64,7 +71,6 @@ class Policy:
         self.scheduler = make_scheduler(self.optimizer, config.optim, num_steps)
         self.kl_coef = config.algorithm.kl_coef  # moves where kl_target is set
         self.version = 0  # optimizer steps taken
-        self.skipped = 0  # optimizer steps left out for a gradient that was not finite
 
     def pack(
         self, rollouts: Sequence[Rollout], homes: Sequence[int], prompts: Mapping[int, Prompt]
@@ -168,6 +174,7 @@ class Policy:
         with tqdm(total=sum(len(m) for m, _ in steps), desc="update", leave=False, disable=quiet or None) as bar:
             for minibatch, valid_tokens in steps:
                 for microbatch in minibatch:
+                    reduce_over_replicas(self.model, last=microbatch is minibatch[-1])
                     self.recompute.begin_microbatch(microbatch.input_ids.numel())
                     with memory_explained(microbatch.sizes()):
                         sums = self._backward(microbatch, valid_tokens)
@@ -175,9 +182,9 @@ class Policy:
                         totals[name] = totals.get(name, torch.zeros_like(value)) + value
                     bar.update()
                 self.offload.await_optimizer()
-                norm, stepped = optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)
+                limit = self.config.update.max_grad_norm if valid_tokens else None
+                norm, stepped = optimizer_step(self.model, self.optimizer, limit)
                 self.version += stepped
-                self.skipped += not stepped
                 norms.append(norm)
         copies = len(steps) * self.ranks.sequence_parallel_size  # a group's ranks all hold its microbatches' metrics
         metrics = {name: value / copies for name, value in sum_tensors(totals).items()}

@@ -4,7 +4,6 @@ Run with transformers 5.19; its renaming of a checkpoint's names has the same si
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -83,11 +82,6 @@ class WeightFiles:
         opened, key = self._places[name]
         part = opened.get_slice(key)
         return part[rows] if part.get_shape() else opened.get_tensor(key)
-
-    def stream(self, model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) of every parameter, one at a time, as an engine takes them."""
-        for name, _ in model.named_parameters():
-            yield name, self.read(name).to(dtype)
 
 
 def _files(path: str) -> list[Path]:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 Outcome = dict[str, float] | str
 """One response's rewards, or one line saying why there are none."""
 
+LARGEST = 3.4e38  # what float32, the advantages' type, holds
 REWARD_TYPES = ("batch", "sequential")
 
 
@@ -153,8 +154,8 @@ def to_outcome(rewards: object) -> Outcome:
             number = math.nan if isinstance(value, (str, bytes)) else float(value)
         except (TypeError, ValueError):
             number = math.nan
-        if not math.isfinite(number):
-            return f"ValueError: reward {key!r} is {value!r:.80}, not a finite number"
+        if not abs(number) <= LARGEST:
+            return f"ValueError: reward {key!r} is {value!r:.80}, not a finite number in float32"
         values[str(key)] = number
     return values
 

@@ -12,16 +12,18 @@ from functools import lru_cache
 
 from r1.rewards.grader_compare import same_answer, size_of
 from r1.rewards.grader_parse import Node
-from r1.rewards.grader_primary import parse_answer
+from r1.rewards.grader_primary import REALS, parse_answer
+from r1.rewards.grader_spelling import clean
 from r1.rewards.grader_text import (
     balanced,
-    clean,
     extract_answer,
     extract_boxed,
     extract_hashes,
     plain_words,
     read_choice,
+    read_letters,
     read_number,
+    split_label,
     split_percent,
     split_unit,
     unbox,
@@ -29,7 +31,17 @@ from r1.rewards.grader_text import (
 
 __all__ = ["extract_answer", "extract_boxed", "gold_fault", "is_correct", "is_gradable"]
 _log = logging.getLogger(__name__)
+EMPTY: Node = ("set", ())
+WORDS_FOR_SETS: dict[str, Node] = {
+    **dict.fromkeys(("no solution", "no solutions", "no real solution", "no real solutions"), EMPTY),
+    **dict.fromkeys(("empty set", "the empty set"), EMPTY),
+    **dict.fromkeys(("all real numbers", "all reals", "any real number", "the real numbers"), REALS),
+}
 HUNDRED: Node = ("num", Fraction(100), 0, 0)
+ONE: Node = ("num", Fraction(1), 0, 0)
+ONE_DEGREE: Node = ("div", ("const", "pi"), ("num", Fraction(180), 0, 0))
+CLOCK = re.compile(r"\d{1,2} ?: ?[0-5]\d(?: ?: ?[0-5]\d)?")
+DEGREES_AND_RADIANS = ({"°", ""}, {"°", "radian"})
 MAX_WARNINGS = 20  # distinct gold answers of one process that are named
 _warned: set[str] = set()
 
@@ -37,7 +49,9 @@ _warned: set[str] = set()
 @lru_cache(maxsize=256)  # the responses of a group share their gold answer
 def _parse(text: str) -> Node | None:
     number = read_number(text)
-    return parse_answer(text) if number is None else ("num", number.value, number.digits, number.places)
+    if number is not None:
+        return ("num", number.value, number.digits, number.places)
+    return WORDS_FOR_SETS.get(plain_words(text) or "") or parse_answer(text)
 
 
 def _gold_text(gold: object) -> str:
@@ -99,7 +113,23 @@ def is_correct(answer: str | None, gold: object) -> bool:
     words = plain_words(gold_text)
     if words and _squeeze(words) == _squeeze(plain_words(answer) or "") and _has_word(words):
         return True
-    return _same_quantity(answer, gold_text)
+    (label, value), (gold_label, gold_value) = _split_label(answer), _split_label(gold_text)
+    if label and gold_label and label != gold_label:
+        return False
+    return _same_quantity(_with_constant(value, gold_value), gold_value)
+
+
+def _split_label(text: str) -> tuple[str, str]:
+    """Area = 5 as its name and 5; sin x = 5, which is a formula, as it is."""
+    label, value = split_label(text)
+    return (label, value.strip()) if label and _parse(text) is None else ("", text)
+
+
+def _with_constant(answer: str, gold: str) -> str:
+    """The constant of integration by the gold answer's name: + c where that has + C and no other c."""
+    if re.search(r"\+ ?C$", gold) and not re.search(r"(?<![a-zA-Z])c(?![a-zA-Z])", gold):
+        return re.sub(r"\+ ?(?:c|\\text ?\{constant\})$", "+ C", answer)
+    return answer
 
 
 def _squeeze(text: str) -> str:
@@ -109,14 +139,15 @@ def _squeeze(text: str) -> str:
 
 def _has_word(text: str) -> bool:
     """Whether case may be ignored: in `2X` and `2x` it may not."""
-    return re.search(r"[^\W\d_]{3}", text) is not None or text in ("no", "up", "on", "in", "am", "pm")
+    return re.search(r"[^\W\d_]{3}|\b[ap]m\b", text) is not None or text in ("no", "up", "on", "in")
 
 
 def _same_choice(answer: str, gold: str) -> bool | None:
     """Multiple choice; None if the gold answer is no choice. `e` and `E: polygenic score` both choose E."""
     match = re.fullmatch(r"\(?([A-J]|[a-d](?=\)|$))\)?|([A-J])\s*[.:)]\s*(\S.*)", gold)
     if match is None:
-        return None
+        letters = read_letters(gold)
+        return True if letters and read_letters(answer) == letters else None
     letter, text = (match[1] or match[2]).upper(), match[3]
     chosen = read_choice(answer)
     if chosen is None:
@@ -132,9 +163,34 @@ def _same_quantity(answer: str, gold: str) -> bool:
         return True
     (answer, percent), (gold, gold_percent) = split_percent(answer), split_percent(gold)
     (answer, unit), (gold, gold_unit) = split_unit(answer), split_unit(gold)
+    if {unit, gold_unit} in DEGREES_AND_RADIANS and _in_degrees(answer, unit) != _in_degrees(gold, gold_unit):
+        tree, gold_tree = _parse(answer), _parse(gold)
+        if tree is None or gold_tree is None:
+            return False
+        if unit == "°":
+            return same_answer(("mul", tree, ONE_DEGREE), gold_tree)
+        return same_answer(tree, ("mul", gold_tree, ONE_DEGREE))
     if percent != gold_percent:
         return not (unit or gold_unit) and _same_percentage(answer, gold, answer_has_sign=percent)
+    if not (unit or gold_unit) and ":" in answer + gold and _same_ratio(answer, gold):
+        return True
     return (unit == gold_unit or not (unit and gold_unit)) and _same_trees(answer, gold)
+
+
+def _in_degrees(value: str, unit: str) -> bool:
+    """Whether a value is in degrees rather than in radians, which have a unit or pi; one without either may be both."""
+    return unit == "°" or not (unit or "pi" in value)
+
+
+def _same_ratio(answer: str, gold: str) -> bool:
+    """3:4 as 6:8 or 3/4; what may be a clock time, such as 10:30, is no ratio."""
+    if any(CLOCK.fullmatch(text) for text in (answer, gold)):
+        return False
+    ours, theirs = ([_parse(part.strip()) for part in text.split(":")] for text in (answer, gold))
+    ours, theirs = (parts if len(parts) > 1 else [*parts, ONE] for parts in (ours, theirs))
+    if len(ours) != len(theirs) or any(part is None or size_of(part) == 0 for part in ours + theirs):
+        return False
+    return all(same_answer(("mul", a, theirs[0]), ("mul", b, ours[0])) for a, b in zip(ours, theirs, strict=True))
 
 
 def _same_trees(answer: str, gold: str) -> bool:

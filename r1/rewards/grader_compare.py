@@ -9,6 +9,7 @@ from r1.rewards.grader_ranges import is_condition, ranges_of, same_ranges
 from r1.rewards.grader_value import Evaluator, Undefined, is_real
 
 SCALARS = {"num", "sym", "const", "neg", "add", "mul", "div", "pow", "fn"}
+VECTORS = (("seq", "(", ")"), ("seq", r"\langle", r"\rangle"))
 NEGATED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
@@ -17,6 +18,7 @@ def same_answer(answer: Node, gold: Node) -> bool:
     if answer == gold:
         return _meaningful(gold)
     answer, gold = _without_membership(answer), _without_membership(gold)
+    answer, gold = _last_of_chain(answer, identities=gold[0] != "rel"), _last_of_chain(gold, identities=False)
     (name, answer_value), (gold_name, gold_value) = definition(answer), definition(gold)
     if name is not None and gold_name is not None:
         if name == gold_name:
@@ -42,9 +44,20 @@ def definition(node: Node) -> tuple[Node | None, Node]:
         return None, node
     if symbols_of(left) & symbols_of(tuple(values)) and not applied and "(" not in str(left[1]):
         return None, node  # x = x + y defines nothing
-    if any(not _same_values(other, values[0]) for other in values[1:]):
-        return None, node
-    return left, values[-1]
+    *steps, last = values
+    # A = \pi r^2 = 9 \pi: a step with variables is no other value.
+    steps = [step for step in steps if step[0] == "sym" or not (_constant(last) and symbols_of(step))]
+    return (None, node) if any(not _same_values(step, last) for step in steps) else (left, last)
+
+
+def _last_of_chain(node: Node, *, identities: bool) -> Node:
+    """The 42 of 2 + 40 = 42, whose sides are equal, though not the same; identities: also with variables."""
+    if node[0] != "rel" or set(node[1]) != {"="} or any(part[0] not in SCALARS for part in node[2]):
+        return node
+    *steps, last = node[2]
+    if not identities and symbols_of(node):
+        return node
+    return last if all(step != last and same_value(step, last) for step in steps) else node
 
 
 def _differential(node: Node) -> bool:
@@ -63,9 +76,10 @@ def _meaningful(node: Node) -> bool:
 
 
 def _without_membership(node: Node) -> Node:
-    """The set S of x in S."""
+    """The set S of x in S; an open interval there is no point."""
     if node[0] == "rel" and node[1] == ("in",) and node[2][0][0] == "sym":
-        return node[2][1]
+        inside = node[2][1]
+        return ("union", (inside,)) if inside[:3] == ("seq", "(", ")") and len(inside[3]) == 2 else inside
     return node
 
 
@@ -81,7 +95,7 @@ def _same_values(answer: Node, gold: Node) -> bool:
     if "matrix" in (answer[0], gold[0]):
         return _same_matrix(_scaled(answer), _scaled(gold))
     if answer[0] == "seq" and gold[0] == "seq":
-        return answer[1:3] == gold[1:3] and _pairwise(answer[3], gold[3])
+        return (answer[1:3] == gold[1:3] or {answer[:3], gold[:3]} <= set(VECTORS)) and _pairwise(answer[3], gold[3])
     if answer[0] in SCALARS and gold[0] in SCALARS:
         return _same_scalar(answer, gold)
     return False
@@ -123,6 +137,7 @@ def _items(node: Node) -> list[Node]:
 
 def _same_items(answer: list[Node], gold: list[Node]) -> bool:
     """As sets: each part has its equal on the other side, under its name where there are several (x = 1, y = 2)."""
+    answer, gold = _without_numbers(answer, gold), _without_numbers(gold, answer)
     names, gold_names = ({definition(item)[0] for item in side} for side in (answer, gold))
     if (len(names) > 1 or len(gold_names) > 1) and names != gold_names:
         return False
@@ -131,6 +146,15 @@ def _same_items(answer: list[Node], gold: list[Node]) -> bool:
         return all(any(same_answer(b, a) if swap else same_answer(a, b) for b in others) for a in some)
 
     return max(len(answer), len(gold)) <= 30 and within(answer, gold, swap=False) and within(gold, answer, swap=True)
+
+
+def _without_numbers(items: list[Node], others: list[Node]) -> list[Node]:
+    """The values of x_1 = 1, x_2 = 2 where the other side has no names."""
+    named = [definition(item) for item in items]
+    names = [name[1] if name is not None and name[0] == "sym" else "" for name, _ in named]
+    if not all("_" in name for name in names) or len({name.partition("_")[0] for name in names}) != 1:
+        return items
+    return items if any(definition(other)[0] is not None for other in others) else [value for _, value in named]
 
 
 def _pairwise(answer: tuple[Node, ...], gold: tuple[Node, ...]) -> bool:
@@ -149,7 +173,9 @@ def _as_point(node: Node, other: Node) -> Node:
 
 
 def _as_matrix(node: Node, other: Node) -> Node:
-    """[[1, 2], [3, 4]] as a matrix where the other side is one."""
+    """[[1, 2], [3, 4]] as a matrix where the other side is one, (1, 2) as a row or column where that is one."""
+    if other[0] == "matrix" and node[:3] in VECTORS and {1} & {len(other[1]), len(other[1][0])}:
+        return ("matrix", (node[3],) if len(other[1]) == 1 else tuple((item,) for item in node[3]))
     if other[0] == "matrix" and node[0] == "seq" and node[1] == "[":
         rows = [row[3] for row in node[3] if row[0] == "seq" and row[1] == "["]
         if len(rows) == len(node[3]) and len({len(row) for row in rows}) == 1:
@@ -158,9 +184,11 @@ def _as_matrix(node: Node, other: Node) -> Node:
 
 
 def _scaled(node: Node) -> Node:
-    """A matrix with a factor or divisor before it multiplied in."""
+    """A matrix with a factor or divisor before it multiplied in, or turned by ^T."""
     if node[0] == "neg" and _scaled(node[1])[0] == "matrix":
         return ("matrix", tuple(tuple(("neg", x) for x in row) for row in _scaled(node[1])[1]))
+    if node[0] == "pow" and node[2] == ("sym", "T") and _scaled(node[1])[0] == "matrix":
+        return ("matrix", tuple(zip(*_scaled(node[1])[1], strict=True)))
     if node[0] in ("mul", "div"):
         left, right = _scaled(node[1]), _scaled(node[2])
         if left[0] in SCALARS and right[0] == "matrix" and node[0] == "mul":

@@ -1,35 +1,20 @@
-"""Answers as text: find one in a response, bring it to one spelling, and split units, percent signs and letters off."""
+"""Answers as text: find one in a response, and split units, percent signs and letters off."""
 
-# ruff: noqa: RUF001 - characters that look like others are its subject
+# ruff: noqa: RUF001 - characters that look like others are in its texts
 
 import re
 from fractions import Fraction
 from typing import NamedTuple
 
-SYMBOLS = {
-    "\u2212": "-", "\uff0d": "-", "\u2010": "-", "\u2011": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
-    "∙": r"\cdot ", "÷": "/", "\u2044": "/", "∕": "/", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ",
-    "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-    "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "ℝ": r"\mathbb{R}", "≈": r"\approx ", "°": r"^\circ ",
-    "º": r"^\circ ", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}",
-    "⅔": r"\frac{2}{3}", "²": "^{2}", "³": "^{3}", "\u00a0": "~", "\u2009": r"\,", "\u202f": r"\,", "，": ",",
-    "（": "(", "）": ")", "％": "%", "＝": "=", "＋": "+", "：": ":",
-}  # fmt: skip
 UNITS = {
     "centimeter": "cm", "centimetre": "cm", "millimeter": "mm", "millimetre": "mm", "kilometer": "km",
     "kilometre": "km", "meter": "m", "metre": "m", "kilogram": "kg", "gram": "g", "second": "s", "sec": "s",
     "minute": "min", "hour": "h", "hr": "h", "liter": "l", "litre": "l", "foot": "ft", "feet": "ft", "inch": "in",
     "inches": "in", "yard": "yd", "mile": "mi", "pound": "lb", "degree": "°", "dollar": "$", "usd": "$", "euro": "€",
     "eur": "€", "miles per hour": "mph", "mi/h": "mph", "meters per second": "m/s", "square unit": "unit^2",
-    "cubic unit": "unit^3", "sq unit": "unit^2", "people": "person", "women": "woman", "men": "man",
+    "cubic unit": "unit^3", "sq unit": "unit^2", "people": "person", "women": "woman", "rad": "radian", "men": "man",
 }  # fmt: skip
 SHORT_UNITS = set("m s g h l V J N W A K F C L Pa Hz kg km cm mm nm ml mL ft lb oz mi yd kJ eV".split())
-OUTER = re.compile(
-    r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]|"
-    r"\\(?:boxed|fbox|text|textbf|textit|mathbf|mathrm|mbox|bm|boldsymbol|displaystyle)\s*\{([^{}]*)\}",
-    re.DOTALL,
-)
-THOUSANDS = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?P<gap>\{,\}|,\\!|\\[,;: !]|~)\d{3})(?:(?P=gap)\d{3})*)(?!\d)")
 NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+"
 CURRENCY = re.compile(
     r"(?P<sign>[+-]?)\s*(?P<mark>(?:US|us)?\\?\$|€|£|¥|\\euro|\\pounds)\s*(?P<rest>[+-]?[\d.].*)", re.DOTALL
@@ -44,21 +29,30 @@ UNIT = re.compile(
 )  # fmt: skip
 PERCENT = re.compile(r"(?P<value>.*?)\s*(?:\\?%|\\?(?:text|mathrm)?\{?\s*(?:percent|per cent|pct\.?)\s*\}?)", re.DOTALL)
 WORDS = re.compile(r"(?=.*[^\W\d_]|\d+(?: ?: ?\d+)+$)[\w '’,.\-:;&/()\"]+")  # ratios and clock times are words too
-MAGNITUDES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 NO_UNIT = re.compile(r"(?:or|and|if|mod|for|to|plus|minus|less|more|at|not|except|pi|sqrt|in [a-z]|,)(?![a-z])|$")
+BOX = re.compile(r"\\boxed\s*(?:\{|\Z|(?P<bare>-?\d+(?:\.\d+)?|[A-Z])(?![\w{]))")  # TeX lets one sign go without braces
+SECOND_CHOICE = re.compile(
+    r"(?:^(?:or|and|[,;/&])|[,;/&]|\b(?:or|and))\s*\(?[A-J](?:[).:]|$)|^(?:or|and|[,;/&])\s*[A-J]\b"
+)
+LABEL = re.compile(
+    r"(?!.*\bnot\b)(?P<label>\\text\s*\{[^\W\d_][^\W\d_ ]*(?: [^\W\d_]+)*\s*\}|[^\W\d_]{3,}(?: [^\W\d_]+)*|"
+    r"m? ?\\angle\s*\{?\s*[A-Z1-9]{1,3}\}?)"
+    r"\s*=(?P<value>[^=<>]+)",
+    re.DOTALL,
+)
 FORMS = ("boxed", "tag", "hashes", "line")
 
 
 def extract_boxed(text: str) -> str | None:
     """What the last \\boxed{...} of a text holds; None if there is none or the last one does not close."""
-    starts = [match.end() for match in re.finditer(r"\\boxed(?:\s*\{|\s*\Z)", text)]
-    if not starts:
-        return None
-    depth = 1
-    for brace in re.finditer(r"\\.|[{}]", text[starts[-1] :], re.DOTALL):  # \{ and \} are signs, not braces
+    boxes = list(BOX.finditer(text))
+    if not boxes or boxes[-1]["bare"]:
+        return boxes[-1]["bare"] if boxes else None
+    start, depth = boxes[-1].end(), 1
+    for brace in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):  # \{ and \} are signs, not braces
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if depth == 0:
-            return text[starts[-1] : starts[-1] + brace.start()].strip()
+            return text[start : start + brace.start()].strip()
     return None
 
 
@@ -100,44 +94,6 @@ def extract_answer(text: str, forms: tuple[str, ...] | list[str] = FORMS) -> str
         raise ValueError(f"forms must be a tuple of some of {FORMS}, got {forms!r}")
     form = next((form for form in forms if re.search(begins[form], text)), None)
     return None if form is None else extract[form](text)
-
-
-def clean(text: str) -> str:
-    """One spelling for what means the same: no math delimiters, sizing, spacing or outer text commands."""
-    text = re.sub(r"√\s*(\d+|\w)", r"\\sqrt{\1}", text.strip()).replace("√", r"\sqrt")
-    text = re.sub(r"(?<!\\)\\$", "", "".join(SYMBOLS.get(c, c) for c in text))  # of a space at the end
-    text = re.sub(r"\\degree(?![a-zA-Z])", r"^\\circ ", text)
-    text = THOUSANDS.sub(lambda m: m[1] + m[2].replace(m["gap"], ""), text)
-    if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+(?:\.\d+)?", text):
-        text = text.replace(" ", "")
-    text = re.sub(r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits)(?![a-zA-Z])\.?", " ", text)
-    text = re.sub(r"(?<!\\)\\(?:[!,;:> ]|q?quad(?![a-zA-Z]))|(?<!\\)~", " ", text)
-    text = re.sub(r"\\[dtc]frac(?![a-zA-Z])", r"\\frac", text)
-    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|operatorname)\s*\{\s*([a-zA-Z])\s*\}(?=\s*($|[^\s(]))", r"\1", text)
-    text = re.sub(
-        rf"(?<=\d)[ ~]*(\\text\s*\{{ *)?({'|'.join(MAGNITUDES)})\b(?(1) *(?=[^{{}}]*\}}))",
-        lambda m: rf"\cdot 10^{{{MAGNITUDES[m[2]]}}}" + (r"\text{" if m[1] else ""),
-        text,
-    )
-    text = re.sub(r"\s+", " ", text).strip().rstrip(" .,;")
-    while match := OUTER.fullmatch(text):
-        text = next(group for group in match.groups() if group is not None).strip().rstrip(" .,;")
-    text = _exact_part(text)
-    if text.count("$") - text.count(r"\$") >= 2:  # several formulas, as in `$2$ or $3$`
-        text = re.sub(r"(?<!\\)\$", " ", text)
-    return re.sub(r"\s+", " ", text).strip()
-
-
-def _exact_part(text: str) -> str:
-    """`\\frac{22}{7} \\approx 3.14` without its rounding; x \\approx 7 and \\approx 7 as what is given."""
-    exact, approximate, rounded = (
-        part.strip() for part in re.sub(r"\\simeq|\\doteq", r"\\approx", text).partition(r"\approx")
-    )
-    if not approximate:
-        return text
-    if re.fullmatch(r"\\?[a-zA-Z]+", exact) and exact != r"\pi":
-        return f"{exact} = {rounded}"
-    return exact or rounded
 
 
 class Decimals(NamedTuple):
@@ -209,14 +165,32 @@ def read_choice(text: str) -> tuple[str, str] | None:
     text = re.sub(r"\\(?:text|textbf|mathbf|mathrm|boxed)\s*\{([^{}]*)\}", r"\1", text).strip()
     text = re.sub(r"(?i)^(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*:?\s*(?=\(?[a-z]\b)", "", text)
     match = re.fullmatch(r"\(([A-Za-z])\)[.:]?\s*(.*)|([A-Za-z])(?:\s*[.:)]\s*(.*))?", text, re.DOTALL)
-    return None if match is None else ((match[1] or match[3]).upper(), (match[2] or match[4] or "").strip())
+    if match is None:
+        return None
+    letter, rest = (match[1] or match[3]).upper(), (match[2] or match[4] or "").strip()
+    return None if SECOND_CHOICE.search(rest) else (letter, rest)
 
 
 def plain_words(text: str) -> str | None:
     """Text without formulas, in lower case; None if it holds anything else."""
     text = re.sub(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text)
-    text = " ".join(text.replace("’", "'").split())
+    text = re.sub(r"(?i)\b([ap])\. ?m\b\.?", r"\1m", " ".join(text.replace("’", "'").split()))
     return text.casefold().strip(" .\"'") if WORDS.fullmatch(text) else None
+
+
+def read_letters(text: str) -> frozenset[str]:
+    """The letters of several choices: `A, C`, `A and C`, `(A)(C)`, `AC`; empty for anything else, also for one."""
+    letters = re.sub(r"[\s,;&()]+|\band\b", "", text)
+    several = re.fullmatch(r"[A-J]{2,10}", letters) and len(set(letters)) == len(letters)
+    return frozenset(letters) if several else frozenset()
+
+
+def split_label(text: str) -> tuple[str, str]:
+    """(what is named, value) of `\\text{Area} = 5`, `Area = 5` or `m\\angle ABC = 50`; no name: ("", text)."""
+    match = LABEL.fullmatch(text)
+    if match is None:
+        return "", text
+    return " ".join(re.sub(r"\\text|[{}~]", " ", match["label"]).casefold().split()), match["value"]
 
 
 def balanced(text: str) -> bool:

@@ -100,8 +100,8 @@ def _flatten(rollouts: Sequence[Rollout]) -> dict[str, np.ndarray]:
     prompts = {r.group: r.prompt_ids for r in rollouts}
     return {
         "rollouts": np.array(
-            [(r.group, r.sample, len(r.response_ids), r.truncated, r.policy_version) for r in rollouts], np.int64
-        ).reshape(-1, 5),
+            [(r.group, r.sample, len(r.response_ids), r.truncated) for r in rollouts], np.int64
+        ).reshape(-1, 4),
         "response_ids": np.array([t for r in rollouts for t in r.response_ids], np.int32),
         "rollout_logprobs": np.array([x for r in rollouts for x in r.rollout_logprobs], np.float64),
         "prompts": np.array([(g, len(ids)) for g, ids in prompts.items()], np.int64).reshape(-1, 2),
@@ -115,7 +115,7 @@ def _unflatten(flat: dict[str, np.ndarray]) -> list[Rollout]:
         prompts[group] = flat["prompt_ids"][at : at + length].tolist()
         at += length
     rollouts, at = [], 0
-    for group, sample, length, truncated, version in flat["rollouts"].tolist():
+    for group, sample, length, truncated in flat["rollouts"].tolist():
         tokens = slice(at, at + length)
         rollouts.append(
             Rollout(
@@ -125,7 +125,6 @@ def _unflatten(flat: dict[str, np.ndarray]) -> list[Rollout]:
                 response_ids=flat["response_ids"][tokens].tolist(),
                 rollout_logprobs=flat["rollout_logprobs"][tokens].tolist(),
                 truncated=bool(truncated),
-                policy_version=version,
             )
         )
         at += length

@@ -191,8 +191,6 @@ class Sampler:
     def _own(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Those this rank hands on, decoded; of a tensor-parallel group one rank does."""
         own = rollouts if self.ranks.speaks_for_engine else []
-        for rollout in own:
-            rollout.policy_version = self.policy.version
         decode_responses(own, self.tokenizer, skip_special_tokens=self.config.reward.skip_special_tokens)
         return own
 
