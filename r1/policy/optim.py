@@ -145,11 +145,11 @@ def optimizer_step(model: nn.Module, optimizer: Optimizer, max_grad_norm: float 
     total = get_total_norm([p.grad for p in parameters if p.grad is not None])
     norm = whole(total)
     value = float(norm)
-    finite = math.isfinite(value)
-    stepped = finite and max_grad_norm is not None
-    if stepped:
+    stepped = False
+    if max_grad_norm is not None and math.isfinite(value):
         clip_grads_with_norm_(parameters, max_grad_norm, norm)
         optimizer.step()
+        stepped = True
     optimizer.zero_grad(set_to_none=True)
     return value, stepped
 
