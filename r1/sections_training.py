@@ -108,6 +108,11 @@ class AlgorithmConfig:
             )
         warmup = self.critic_warmup_steps
         require(warmup >= 0, f"algorithm.critic_warmup_steps must be at least 0, got {warmup}")
+        require(
+            warmup == 0 or self.advantage == "gae",
+            f"algorithm.critic_warmup_steps={warmup} would train nothing for as many steps: only "
+            f"algorithm.advantage='gae' has a critic, got {self.advantage!r}",
+        )
         low, high = self.filter_low, self.filter_high
         require(low < high, f"algorithm.filter_low={low} must be below algorithm.filter_high={high}")
         low, high = self.correction_low, self.correction_high

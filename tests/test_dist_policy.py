@@ -30,13 +30,13 @@ SPLIT: dict[str, dict[str, Any]] = {
     "bypass": {"family": "qwen2", "algorithm": {"old_logprobs": "rollout"}},
     "sequence_truncate": {"family": "qwen2", "algorithm": {"correction": "sequence_truncate"}},
     "two_passes": {"family": "qwen2", "update": {"ppo_epochs": 2}, "algorithm": {"clip_low": 0.01, "clip_high": 0.01}},
-    # Where some steps have no update, every old logprob is made before it.
     "scored_before": {
         "family": "qwen2",
         "update": {"ppo_epochs": 2},
-        "algorithm": {"clip_low": 0.01, "clip_high": 0.01, "critic_warmup_steps": 1},
+        "algorithm": {"clip_low": 0.01, "clip_high": 0.01},
+        "scored_before": True,
     },
-    "on_policy": {"family": "qwen2", "update": {"global_batch_size": 4}, "algorithm": {"critic_warmup_steps": 1}},
+    "on_policy": {"family": "qwen2", "update": {"global_batch_size": 4}, "scored_before": True},
     "masked": {"family": "qwen2", "algorithm": {"mask_truncated": True, "drop_tied_groups": True}},
 }
 SPLIT |= {

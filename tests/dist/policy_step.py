@@ -1,11 +1,13 @@
 """Run under torchrun by test_dist_policy: two updates of tiny policies on fixed rollouts, saved by rank 0."""
 
+import contextlib
 import itertools
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -134,7 +136,10 @@ def main() -> None:
     ranks = init_ranks(parallel, 1)
     results = {}
     for name, scenario in plan["scenarios"].items():
-        results[name] = run(scenario, plan["models"][scenario["family"]], plan["max_tokens"], ranks, parallel)
+        with contextlib.ExitStack() as patches:
+            if scenario.get("scored_before"):  # not left to the first update
+                patches.enter_context(mock.patch.object(Config, "defers_old_logprobs", False))
+            results[name] = run(scenario, plan["models"][scenario["family"]], plan["max_tokens"], ranks, parallel)
     if ranks.rank == 0:
         torch.save(results, plan["out"])
     dist.destroy_process_group()
