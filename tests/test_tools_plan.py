@@ -181,6 +181,13 @@ def test_gpus_and_models_are_read_as_people_write_them(tmp_path):
     assert find_model(str(make_tiny("qwen3", tmp_path))).hidden_size == 128
 
 
+def test_disk_of_checkpoints_is_12_bytes_a_parameter_and_of_adapters_small(capsys):
+    main(["--model", "qwen2.5-3b", "--gpus", "2x80GB"])
+    assert "34.5 GiB of disk for a checkpoint, 138 GiB with those kept\n" in capsys.readouterr().out
+    main(["--model", "qwen2.5-3b", "--gpus", "1x80GB", "--checkpoint.save_limit", "-1", "--model.lora.rank", "64"])
+    assert "1.3 GiB of disk for a checkpoint; all are kept (checkpoint.save_limit=-1)" in capsys.readouterr().out
+
+
 def test_a_run_that_fits_says_so_and_one_that_does_not_what_would(capsys):
     main(["--config", str(ROOT / "configs/geo3k_32b_bf16.py"), "--gpus", "8xH100-80GB"])
     assert "fits: " in capsys.readouterr().out

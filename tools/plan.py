@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # so that `python tools/plan.py` runs where r1 is
 from r1.config import Config, LoraConfig, ModelConfig, load_config, override_config  # noqa: E402
 from r1.policy.recompute import SPARE  # noqa: E402
 from tools.plan_held import Machines  # noqa: E402
-from tools.plan_memory import GIB, USABLE, Plan, plan  # noqa: E402
+from tools.plan_memory import GIB, USABLE, Plan, plan, saved_by_rank  # noqa: E402
 from tools.plan_shapes import NAMES, known_config  # noqa: E402
 
 ROWS = (("1.5B", "qwen2.5-1.5b"), ("3B", "qwen2.5-3b"), ("7B", "qwen2.5-7b"), ("14B", "qwen2.5-14b"),
@@ -201,6 +201,10 @@ def show(result: Plan, config: Config, machines: Machines) -> str:
         f"{config.rollout.tensor_parallel_size} GPUs, each with a KV cache of {max(0, result.kv_tokens):,} tokens: "
         f"{max(0, result.kv_tokens) / config.max_model_len:.1f} responses of full length at once"
     )
+    size, limit = held.shard * saved_by_rank(held, config) / GIB, config.checkpoint.save_limit
+    kept = limit + 1 + (config.checkpoint.best_metric is not None)  # one is being written
+    room = "; all are kept (checkpoint.save_limit=-1)" if limit == -1 else f", {kept * size:.0f} GiB with those kept"
+    lines.append(f"{size:.1f} GiB of disk for a checkpoint{room}")
     return "\n".join(lines)
 
 

@@ -98,6 +98,12 @@ def phases_of(
     }
 
 
+def saved_by_rank(held: Held, config: Config) -> float:
+    """Bytes of one rank's shards in a checkpoint: weights, of LoRA the adapters, and the optimizer's states."""
+    weights = held.gradients if config.model.lora.rank else held.weights
+    return weights + (0 if config.checkpoint.save_model_only else held.states)
+
+
 def host_memory(
     held: Held, config: Config, machines: Machines, leaves: dict[str, bool], *, sees: bool
 ) -> dict[str, float]:
@@ -105,9 +111,8 @@ def host_memory(
     ranks = min(machines.per_node, machines.num_gpus)
     sizes = {"params": held.weights, "optimizer": held.states, "reference": held.reference}
     parts = {f"{name}, offloaded": ranks * size for name, size in sizes.items() if leaves[name]}
-    saved = held.gradients if config.model.lora.rank else held.weights  # of LoRA the adapters
     if config.checkpoint.asynchronous:
-        parts["checkpoint being written"] = ranks * (saved + (0 if config.checkpoint.save_model_only else held.states))
+        parts["checkpoint being written"] = ranks * saved_by_rank(held, config)
     if held.critic:
         parts["critic"] = ranks * held.critic
     parts["processes"] = ranks * (HOST_RANK_GIB + (HOST_IMAGES_GIB if sees else 0)) * GIB
