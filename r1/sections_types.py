@@ -6,13 +6,14 @@ Without it `shuffle="False"` is true, `overlong_prompts="trim"` is no error, and
 import dataclasses
 import difflib
 import types
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 WORDS = {bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None"}
 
 
 def check_types(section: Any, name: str) -> None:
-    """Raise ValueError unless every field of a section fits its annotation; a list becomes its tuple.
+    """Raise ValueError unless every field of a section fits its annotation; a list becomes its tuple, a path its text.
 
     Args:
         name: the section's dotted name, for messages; "" for the whole config.
@@ -20,13 +21,20 @@ def check_types(section: Any, name: str) -> None:
     for field_name, annotation in get_type_hints(type(section)).items():
         if field_name not in {field.name for field in dataclasses.fields(section)}:
             continue
-        value = getattr(section, field_name)
+        value = given = getattr(section, field_name)
         if isinstance(value, list) and "tuple" in str(annotation):
             value = tuple(value)
+        value = tuple(map(_as_text, value)) if isinstance(value, tuple) else _as_text(value)
+        if value is not given:
             object.__setattr__(section, field_name, value)  # sections are frozen, but this one is being made
         if not fits(value, annotation) or value != value:  # NaN
             dotted = f"{name}.{field_name}".lstrip(".")
             raise ValueError(f"{dotted} must be {describe(annotation)}, got {value!r:.80}{_hint(value, annotation)}")
+
+
+def _as_text(value: Any) -> Any:
+    """A path as text, as fields hold it; anything else as it is."""
+    return str(value) if isinstance(value, Path) else value
 
 
 def fits(value: Any, annotation: Any) -> bool:

@@ -127,3 +127,9 @@ def test_R11_rewards_that_float32_cannot_hold_and_keys_that_some_responses_lack(
     config = AlgorithmConfig(filter_by="mean", filter_key="accuracy")
     with pytest.raises(ValueError, match="filter_key='accuracy' is not among the reward's keys"):
         keeps_group([{"accuracy": 1.0, "overall": 1.0}, {"overall": 0.0}], config)
+
+
+def test_paths_become_text_wherever_a_field_holds_text() -> None:
+    assert ModelConfig(path=Path("models") / "mine").path == "models/mine"  # pyright: ignore[reportArgumentType]
+    data = DataConfig(train_files=Path("a.jsonl"), val_files=[Path("b.jsonl"), "c=d.jsonl"])  # pyright: ignore[reportArgumentType]
+    assert (data.train_files, data.val_files) == ("a.jsonl", ("b.jsonl", "c=d.jsonl"))
