@@ -110,3 +110,8 @@ def test_long_texts_take_no_time() -> None:
         start = time.monotonic()
         assert not is_correct(part * 2000, "7") and not is_correct("7", part * 2000)
         assert time.monotonic() - start < 1, part
+
+
+def test_letters_in_a_row_are_a_word_and_choices_beside_listed_ones() -> None:
+    assert not is_correct("CBA", "ABC")
+    assert is_correct("B, A", "AB") and is_correct("BC", "B and C")

@@ -146,8 +146,8 @@ def _same_choice(answer: str, gold: str) -> bool | None:
     """Multiple choice; None if the gold answer is no choice. `e` and `E: polygenic score` both choose E."""
     match = re.fullmatch(r"\(?([A-J]|[a-d](?=\)|$))\)?|([A-J])\s*[.:)]\s*(\S.*)", gold)
     if match is None:
-        letters = read_letters(gold)
-        return True if letters and read_letters(answer) == letters else None
+        letters, words = read_letters(gold), answer.isalpha() and gold.isalpha()  # ABC and CBA may be two triangles
+        return True if letters and not words and read_letters(answer) == letters else None
     letter, text = (match[1] or match[2]).upper(), match[3]
     chosen = read_choice(answer)
     if chosen is None:
