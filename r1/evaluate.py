@@ -136,7 +136,9 @@ def prepare(words: list[str]) -> tuple[Config, Path]:
         model=replace(config.model, path=options.model or config.model.path),
         data=replace(config.data, val_files=sets, train_files=sets),  # so that no file is checked that is not read
         trainer=replace(config.trainer, samples_to_log=sys.maxsize),
-        parallel=ParallelConfig(timeout_s=config.parallel.timeout_s),  # how a trainer is sharded is nothing to it
+        # How a trainer is sharded and packs its microbatches is nothing to it.
+        parallel=ParallelConfig(timeout_s=config.parallel.timeout_s),
+        update=replace(config.update, max_tokens_per_microbatch=1 << 30),
     )
     _, local_world_size = world_from_env()
     tp = config.rollout.tensor_parallel_size

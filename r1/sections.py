@@ -7,6 +7,7 @@ r1/sections_training.py have the other sections.
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from r1.sections_types import check_types
@@ -76,7 +77,7 @@ class DataConfig:
     """Threads that decode and resize images, per rank."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.val_files, str):  # one set may be written without its comma
+        if isinstance(self.val_files, (str, Path)):  # one set may be written without its comma
             object.__setattr__(self, "val_files", (self.val_files,) if self.val_files else ())
         check_types(self, "data")
         require(bool(self.train_files), "data.train_files is empty; give a hub id, a file or a folder")

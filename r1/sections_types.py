@@ -43,7 +43,7 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation is Any:
         return True
     if origin is Literal:
-        return type(value) is str and value in arguments
+        return isinstance(value, str) and value in arguments
     if origin in (Union, types.UnionType):
         return any(fits(value, one) for one in arguments)
     if origin is tuple:

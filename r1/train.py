@@ -74,7 +74,7 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
         set_advantages(rollouts, advantage_fn, config)
         with timer("update"):
             if critic is not None:
-                metrics |= critic.update(rollouts, minibatches)
+                metrics |= critic.update(rollouts, minibatches, valid_tokens(rollouts, config))
             if step > config.algorithm.critic_warmup_steps:
                 metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
         metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks) | sampler.take_metrics(batch)

@@ -133,3 +133,4 @@ def test_paths_become_text_wherever_a_field_holds_text() -> None:
     assert ModelConfig(path=Path("models") / "mine").path == "models/mine"  # pyright: ignore[reportArgumentType]
     data = DataConfig(train_files=Path("a.jsonl"), val_files=[Path("b.jsonl"), "c=d.jsonl"])  # pyright: ignore[reportArgumentType]
     assert (data.train_files, data.val_files) == ("a.jsonl", ("b.jsonl", "c=d.jsonl"))
+    assert DataConfig(train_files="a.jsonl", val_files=Path("b.jsonl")).val_files == ("b.jsonl",)  # pyright: ignore[reportArgumentType]

@@ -115,3 +115,16 @@ def test_long_texts_take_no_time() -> None:
 def test_letters_in_a_row_are_a_word_and_choices_beside_listed_ones() -> None:
     assert not is_correct("CBA", "ABC")
     assert is_correct("B, A", "AB") and is_correct("BC", "B and C")
+
+
+@pytest.mark.parametrize("answer", ["D. Both B and C", "D) A and B", "D. None of A, B, C", "D. Hepatitis B, C"])
+def test_a_choice_whose_text_names_others_is_one(answer: str) -> None:
+    assert is_correct(answer, "D")
+
+
+def test_conditions_and_numbers_of_terms_keep_their_order() -> None:
+    one, other = (rf"\begin{{cases}}{a}, x>0\\{b}, x<0\end{{cases}}" for a, b in ((1, 0), (0, 1)))
+    assert is_correct(one, one) and not is_correct(other, one)
+    assert not is_correct("2, 1", "a_1 = 1, a_2 = 2") and is_correct("2, 1", "x_1 = 1, x_2 = 2")
+    assert not is_correct("-5", "10 – 15")
+    assert is_correct("1, 2, 3, ...", "1, 2, 3, ...")

@@ -88,15 +88,20 @@ class Critic:
         for rollout, part in zip(rollouts, returns.split(scores.lengths.flatten().tolist()), strict=True):
             rollout.returns = part
 
-    def update(self, rollouts: list[Rollout], minibatches: Sequence[Sequence[Microbatch]]) -> dict[str, float]:
+    def update(
+        self,
+        rollouts: list[Rollout],
+        minibatches: Sequence[Sequence[Microbatch]],
+        global_valid_tokens: Sequence[int],
+    ) -> dict[str, float]:
         """One optimizer step a minibatch, ppo_epochs times, on the same tokens and weights as the policy."""
         self._set_returns(rollouts)
         self.wake()
         if self.ranks.device.type == "cuda":
             fetch_optimizer(self.optimizer, self.ranks.device)
         device, totals, norms = self.ranks.device, {}, []
-        steps = list(minibatches) * self.config.update.ppo_epochs
-        for minibatch in steps:
+        steps = list(zip(minibatches, global_valid_tokens, strict=True)) * self.config.update.ppo_epochs
+        for minibatch, valid_tokens in steps:
             for microbatch in minibatch:
                 reduce_over_replicas(self.model, last=microbatch is minibatch[-1])
                 microbatch.take_advantages()
@@ -109,7 +114,8 @@ class Critic:
                     loss = value_loss(values, old, returns, weights, self.config.algorithm.critic_clip)
                     (loss * self.ranks.world_size).backward()
                 totals["critic/loss"] = totals.get("critic/loss", 0.0) + loss.detach()
-            norms.append(optimizer_step(self.model, self.optimizer, self.config.update.max_grad_norm)[0])
+            limit = self.config.update.max_grad_norm if valid_tokens else None
+            norms.append(optimizer_step(self.model, self.optimizer, limit)[0])
         self.scheduler.step()
         reshard(self.model)
         self.sleep(updated=True)

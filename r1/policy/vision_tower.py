@@ -50,10 +50,11 @@ def embed_patches(projection: nn.Conv3d, patches: Tensor) -> Tensor:
 def gated_mlp(mlp: Any, hidden: Tensor, *, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """down(silu(gate(x)) * up(x)), [N, H] -> [N, H], over zeros that fill its width up to a multiple of ALIGNED."""
     linears = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    if any(type(linear) is not nn.Linear for linear in linears):  # with adapters, which are parts of these modules
+    more = -mlp.gate_proj.out_features % ALIGNED
+    # Adapters are parts of these modules.
+    if more == 0 or any(type(linear) is not nn.Linear for linear in linears):
         return mlp.down_proj(multiply(mlp.gate_proj(hidden), mlp.up_proj(hidden)))
     gate, up, down = linears
-    more = -gate.out_features % ALIGNED
     wide = [F.linear(hidden, F.pad(x.weight, (0, 0, 0, more)), F.pad(x.bias, (0, more))) for x in (gate, up)]
     gated = multiply(*wide)
     return F.linear(gated, F.pad(down.weight, (0, more)), down.bias)

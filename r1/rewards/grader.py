@@ -75,7 +75,7 @@ def gold_fault(gold: object) -> str | None:
     value = split_unit(split_percent(text)[0])[0]
     if _parse(value) is not None or _parse(text) is not None or plain_words(text) or read_choice(text):
         return None
-    if "\\" in text and balanced(text) and text.count("$") == text.count(r"\$"):
+    if text.endswith("..") or ("\\" in text and balanced(text) and text.count("$") == text.count(r"\$")):
         return None  # LaTeX beyond the parser, which the same LaTeX still equals
     return "it is neither a formula that can be read nor plain words"
 

@@ -1,5 +1,6 @@
 """Whether two parsed answers are the same: numbers, lists and sets, tuples and intervals, matrices, equations."""
 
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -149,10 +150,10 @@ def _same_items(answer: list[Node], gold: list[Node]) -> bool:
 
 
 def _without_numbers(items: list[Node], others: list[Node]) -> list[Node]:
-    """The values of x_1 = 1, x_2 = 2 where the other side has no names."""
+    """The values of x_1 = 1, x_2 = 2, roots of one equation, where the other side has no names."""
     named = [definition(item) for item in items]
     names = [name[1] if name is not None and name[0] == "sym" else "" for name, _ in named]
-    if not all("_" in name for name in names) or len({name.partition("_")[0] for name in names}) != 1:
+    if not all(re.fullmatch(r"[xyzt]_\W*\d+\W*", name) for name in names) or len({name[0] for name in names}) != 1:
         return items
     return items if any(definition(other)[0] is not None for other in others) else [value for _, value in named]
 

@@ -78,8 +78,8 @@ def _ascii(text: str) -> str:
     """Signs, super- and subscripts, fractions, wide and slanted letters of Unicode as LaTeX; other letters stay."""
     if text.isascii():
         return text
-    # A dash between numbers may mean from one to the other: only before or after a space is it a minus.
-    text = re.sub(r"(?<![\w)}])(?:(?<=\s)|(?<!\s))[–](?=\s*[\d.\\a-zA-Z(])", "-", text)
+    # A dash between numbers may mean from one to the other, and is no minus.
+    text = re.sub(r"(?<![\w)}])(?!(?<=\d )[–]\s*\d)[–](?=\s*[\d.\\a-zA-Z(])", "-", text)
     text = re.sub(r"√\s*(\d+(?:\.\d+)?|\w)", r"\\sqrt{\1}", text).replace("√", r"\sqrt")
     text = re.sub(r"∛\s*(\d+(?:\.\d+)?|\w)", r"\\sqrt[3]{\1}", text).replace("∛", r"\sqrt[3]")
     return "".join(_spelled(kind, "".join(run)) for kind, run in itertools.groupby(text, _kind))
@@ -109,12 +109,15 @@ def _trimmed(text: str) -> str:
     return text if text.endswith("..") else text.rstrip(" .,;")
 
 
+CONDITION = re.compile(r",|[<>]|\\[lg]e(?:q|qslant)?(?![a-z])")
+
+
 def _joined_rows(match: re.Match[str]) -> str:
-    """The rows of a system as a list; the cases of a function, which have columns, as they are."""
+    """The rows of a system of equations as a list; those with conditions (cases of a function) as they are."""
     kind, inside = match[1], match[2]
-    if kind == "cases" and "&" in inside:
-        return match[0]
     rows = [row.strip(" ,;") for row in inside.replace("&", "").split(r"\\")]
+    if (kind == "cases" and "&" in inside) or any(CONDITION.search(row) for row in rows):
+        return match[0]
     return ", ".join(row for row in rows if row)
 
 

@@ -31,8 +31,9 @@ PERCENT = re.compile(r"(?P<value>.*?)\s*(?:\\?%|\\?(?:text|mathrm)?\{?\s*(?:perc
 WORDS = re.compile(r"(?=.*[^\W\d_]|\d+(?: ?: ?\d+)+$)[\w '’,.\-:;&/()\"]+")  # ratios and clock times are words too
 NO_UNIT = re.compile(r"(?:or|and|if|mod|for|to|plus|minus|less|more|at|not|except|pi|sqrt|in [a-z]|,)(?![a-z])|$")
 BOX = re.compile(r"\\boxed\s*(?:\{|\Z|(?P<bare>-?\d+(?:\.\d+)?|[A-Z])(?![\w{]))")  # TeX lets one sign go without braces
-SECOND_CHOICE = re.compile(
-    r"(?:^(?:or|and|[,;/&])|[,;/&]|\b(?:or|and))\s*\(?[A-J](?:[).:]|$)|^(?:or|and|[,;/&])\s*[A-J]\b"
+SECOND_CHOICE = re.compile(  # at once, or labelled and with a text of its own; `D. Both B and C` chooses one
+    r"^(?:or|and|[,;/&])\s*\(?[A-J]\b|"
+    r"(?:[,;/&]|\b(?:or|and))\s*(?:\([A-J]\)|[A-J][.:)])\s*(?!(?:is|are)\b)\S"
 )
 LABEL = re.compile(
     r"(?!.*\bnot\b)(?P<label>\\text\s*\{[^\W\d_][^\W\d_ ]*(?: [^\W\d_]+)*\s*\}|[^\W\d_]{3,}(?: [^\W\d_]+)*|"

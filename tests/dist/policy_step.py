@@ -113,8 +113,9 @@ def run(
             for rollout in rollouts[:6]:  # those of the first minibatch
                 assert rollout.advantages is not None
                 rollout.advantages.fill_(float("nan"))
-        metrics = {} if critic is None else critic.update(rollouts, minibatches)
-        metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
+        valid = valid_tokens(rollouts, config)
+        metrics = {} if critic is None else critic.update(rollouts, minibatches, valid)
+        metrics |= policy.update(minibatches, valid)
         policy.end_step(step + 1, metrics, len(rollouts))
         metrics["microbatches"] = float(sum(len(m) for m in minibatches))
         metrics["cut_pictures"] = float(sum(cut_pictures(m, policy) for minibatch in minibatches for m in minibatch))
