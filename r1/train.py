@@ -72,11 +72,12 @@ def train(config: Config, ranks: Ranks, rewards: RewardRunner, stopper: Stopper)
             sampler.set_rewards(batch)
         metrics = policy.set_kl_penalties(rollouts, minibatches)
         set_advantages(rollouts, advantage_fn, config)
+        global_valid_tokens = valid_tokens(rollouts, config)
         with timer("update"):
             if critic is not None:
-                metrics |= critic.update(rollouts, minibatches, valid_tokens(rollouts, config))
+                metrics |= critic.update(rollouts, minibatches, global_valid_tokens)
             if step > config.algorithm.critic_warmup_steps:
-                metrics |= policy.update(minibatches, valid_tokens(rollouts, config))
+                metrics |= policy.update(minibatches, global_valid_tokens)
         metrics |= step_metrics(rollouts, minibatches, timer, policy.model, config, ranks) | sampler.take_metrics(batch)
         policy.end_step(step, metrics, len(rollouts))
         if val_sets and is_due(step, config.trainer.val_freq, num_steps):
@@ -132,7 +133,7 @@ def resume(checkpoints: Checkpoints, policy: Policy, sampler: Sampler, critic: C
     if critic is not None:
         critic.sleep(updated=True)  # loaded into the model, while its copies in host memory are older
     policy.version, sampler.draws = state.policy_version, state.draws
-    if policy.config.algorithm.kl_target is not None and state.kl_coef is not None:
+    if policy.config.algorithm.kl_target is not None and state.kl_coef is not None:  # else the config's stands
         policy.kl_coef = state.kl_coef
     return state.step
 
@@ -151,8 +152,7 @@ def save(
     metrics: dict[str, float],
 ) -> None:
     """Save what the run needs to go on after this step."""
-    kl_coef = None if policy.config.algorithm.kl_target is None else policy.kl_coef  # else the config's, on resume too
-    state = TrainerState(step=step, policy_version=policy.version, draws=sampler.draws, kl_coef=kl_coef)
+    state = TrainerState(step=step, policy_version=policy.version, draws=sampler.draws, kl_coef=policy.kl_coef)
     checkpoints.save(state, policy, critic=critic, reference=moving_reference(policy), metrics=metrics)
 
 
